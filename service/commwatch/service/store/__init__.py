@@ -1,0 +1,1 @@
+"""Where runs are kept: ``contract`` is the specification, ``sql`` implements it."""

@@ -1,0 +1,161 @@
+"""What every store must do. This file is the specification; ``tests/contract`` runs it over each implementation.
+
+A store is used from one writer thread and any number of reader threads. Every method is one transaction: it
+happened wholly or not at all. Methods raise ``StoreUnavailableError`` when the database cannot answer (retry
+later: nothing was stored) and ``SchemaError`` when its schema is not the one this release works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from commwatch.service.domain.alerts import Alert, AlertEvent
+from commwatch.service.domain.records import Definition, Frame, Goodbye, Hello, Progress, RankKey
+from commwatch.service.domain.runs import Rank, RankRanges, Run
+
+
+class StoreError(Exception):
+    """Root of the store's errors. The message says what happened and what to type next."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database cannot answer now. Nothing was stored; the same call may succeed later."""
+
+
+class SchemaError(StoreError):
+    """The database's schema is older or newer than this release."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedFrame:
+    """A frame that was malformed: it takes its number, so that the stream goes on, and is counted."""
+
+    number: int
+    reason: str
+
+
+@dataclass(slots=True)
+class StreamWrite:
+    """What one stream wants stored together. Frames are in order and start right after the stream's cursor."""
+
+    key: RankKey
+    project: str
+    frames: list[Frame | RejectedFrame] = field(default_factory=list)
+    definitions: list[Definition] = field(default_factory=list)
+    progress: Progress | None = None
+    goodbye: Goodbye | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A run that a person made a baseline."""
+
+    run_id: str
+    reason: str
+    author: str
+    accepted_unix_ns: int
+
+
+class Store(Protocol):
+    """Runs in SQL."""
+
+    def close(self) -> None:
+        """Release every connection. Idempotent."""
+
+    # Writing
+
+    def open_stream(self, hello: Hello, now_unix_ns: int) -> int:
+        """Register project, workload, commit chain, run, attempt and rank, whichever are new; mark the rank live.
+
+        Returns the number of the last frame stored for this rank and attempt, 0 for a new one. Idempotent. A rank
+        that was lost and says hello again is live again; so is its run.
+        """
+
+    def apply(self, writes: Sequence[StreamWrite], now_unix_ns: int) -> None:
+        """Store what the streams sent, in one transaction, and advance each stream's cursor to its last frame.
+
+        Frames at or below the cursor are ignored (a resend stores nothing twice). A frame that would leave a gap
+        raises ValueError: ``ingest`` never passes one. A StepRange replaces the range of the same number. Definitions are
+        insert-or-ignore by (project, hash). Every hash a range refers to is already stored or among
+        ``definitions``. Progress never goes backwards, and grows the open range it names. A goodbye sets the rank's
+        state; when it was the last missing one, the run's state.
+        """
+
+    def unknown(self, project: str, hashes: Collection[str]) -> set[str]:
+        """The hashes for which no definition of the project is stored."""
+
+    def mark_lost(self, silent_since_unix_ns: int, now_unix_ns: int) -> list[RankKey]:
+        """Mark every live rank that was last seen before ``silent_since_unix_ns`` lost, and close runs that ended by it."""
+
+    # Reading runs
+
+    def runs(
+        self,
+        *,
+        project: str | None = None,
+        workload: str | None = None,
+        commit_sha: str | None = None,
+        branch: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[Run]:
+        """Runs that match every filter given, newest first."""
+
+    def run(self, run_id: str) -> Run | None:
+        """One run by its full id."""
+
+    def run_ids(self, prefix: str, limit: int = 10) -> list[str]:
+        """Ids that start with prefix, newest first."""
+
+    def ranks(self, run_id: str) -> list[Rank]:
+        """Ranks of the newest attempt, by rank."""
+
+    def ranges(self, run_id: str) -> list[RankRanges]:
+        """Step ranges of the newest attempt, by rank. A rank without ranges has an empty element."""
+
+    def definitions(self, project: str, hashes: Iterable[str]) -> dict[str, Definition]:
+        """The bodies that are stored, by hash."""
+
+    # Reading commits
+
+    def first_parents(self, project: str, sha: str, limit: int = 1000) -> list[str]:
+        """First-parent ancestors of a commit as far as runs reported them, nearest first, without itself."""
+
+    def commit_shas(self, project: str, prefix: str, limit: int = 10) -> list[str]:
+        """Full hashes of commits that start with prefix, of any commit a run or an ancestor list named."""
+
+    def branch_heads(self, project: str, branch: str) -> list[str]:
+        """Commits of the newest runs of a branch, newest first, each once, at most 50."""
+
+    def names(self, project: str) -> tuple[list[str], list[str]]:
+        """All workloads and all branches of a project, sorted."""
+
+    # Baselines and alerts
+
+    def accept(self, run_id: str, reason: str, author: str, now_unix_ns: int) -> Baseline:
+        """Make a run a baseline of its workload; its open alerts become accepted. Idempotent: the first reason stays."""
+
+    def baselines(self, project: str, workload: str) -> list[Baseline]:
+        """Accepted runs, newest first."""
+
+    def record_comparison(
+        self, head_run_id: str, base_run_id: str | None, verdict: str, reason: str, alerts: Sequence[Alert], now_unix_ns: int
+    ) -> list[Alert]:
+        """Store that a run was compared and open the alerts.
+
+        An alert whose (project, workload, fingerprint) is already open is not opened again. Returns those opened.
+        """
+
+    def compared(self, head_run_id: str) -> tuple[str | None, str, str] | None:
+        """(base run, verdict, reason) of the newest recorded comparison of a run; None before the first."""
+
+    def alerts(
+        self, *, project: str | None = None, state: str | None = None, run_id: str | None = None, limit: int = 100
+    ) -> list[Alert]:
+        """Alerts that match every filter given, newest first."""
+
+    def alert_events(self, alert_id: str) -> list[AlertEvent]:
+        """History of one alert, oldest first."""
