@@ -234,6 +234,7 @@ class Hello(google.protobuf.message.Message):
     TORCH_VERSION_FIELD_NUMBER: builtins.int
     STARTED_UNIX_NS_FIELD_NUMBER: builtins.int
     SCRIPT_FIELD_NUMBER: builtins.int
+    REPORTING_RANKS_FIELD_NUMBER: builtins.int
     agent_version: builtins.str
     """Version of the agent, such as "0.1.0"."""
     project: builtins.str
@@ -258,6 +259,8 @@ class Hello(google.protobuf.message.Message):
     """Unix time in nanoseconds when recording started."""
     script: builtins.str
     """The script, relative like Line.file."""
+    reporting_ranks: builtins.int
+    """Number of ranks that report: world_size, or 1 where one process stands for a rank of the fake process group."""
     @property
     def commit(self) -> global___Commit:
         """Commit of the program."""
@@ -278,9 +281,10 @@ class Hello(google.protobuf.message.Message):
         torch_version: builtins.str = ...,
         started_unix_ns: builtins.int = ...,
         script: builtins.str = ...,
+        reporting_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["commit", b"commit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_version", b"agent_version", "attempt", b"attempt", "commit", b"commit", "hostname", b"hostname", "pid", b"pid", "project", b"project", "rank", b"rank", "run_id", b"run_id", "script", b"script", "started_unix_ns", b"started_unix_ns", "torch_version", b"torch_version", "workload", b"workload", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_version", b"agent_version", "attempt", b"attempt", "commit", b"commit", "hostname", b"hostname", "pid", b"pid", "project", b"project", "rank", b"rank", "reporting_ranks", b"reporting_ranks", "run_id", b"run_id", "script", b"script", "started_unix_ns", b"started_unix_ns", "torch_version", b"torch_version", "workload", b"workload", "world_size", b"world_size"]) -> None: ...
 
 global___Hello = Hello
 

@@ -1,0 +1,71 @@
+"""Waits for the first process group and starts recording there.
+
+Until then the only trace in the process is one wrapped function: a program that never creates a group sees neither
+hook nor log line, whatever variables a cluster sets everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+_log = logging.getLogger("commwatch")
+_started = False
+
+
+def arm() -> None:
+    """Wrap what every door to a new process group reaches. Idempotent; does nothing without torch.distributed."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    c10d = dist.distributed_c10d
+    original = getattr(c10d, "_new_process_group_helper", None)
+    if original is None:
+        _log.warning("commwatch: not recording: this torch creates process groups in an unknown way; run `commwatch doctor`")
+        return
+    if not getattr(original, "_commwatch_wrapped", False):
+        c10d._new_process_group_helper = _wrapped(original)  # type: ignore[assignment]
+
+
+def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new_process_group(*args: Any, **kwargs: Any) -> Any:
+        created = original(*args, **kwargs)
+        if not _started:
+            _start(args, kwargs)
+        return created
+
+    new_process_group._commwatch_wrapped = True  # type: ignore[attr-defined]
+    return new_process_group
+
+
+def _start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    global _started
+    _started = True
+    try:
+        from commwatch.agent import session
+
+        # Positions of _new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, ...)
+        named = dict(zip(("world_size", "rank", "ranks", "backend", "store"), args, strict=False))
+        session.start(
+            world_size=int(named.get("world_size", kwargs.get("group_size", 1))),
+            rank=int(named.get("rank", kwargs.get("group_rank", 0))),
+            backend=str(named.get("backend", kwargs.get("backend", ""))),
+            store=named.get("store", kwargs.get("store")),
+            environ=os.environ,
+        )
+    except Exception as error:  # noqa: BLE001  the job's process group stands: nothing of the agent may take it away
+        _log.warning("commwatch: not recording: %s: %s", type(error).__name__, error)
+
+
+def _in_child() -> None:
+    """A forked child has no process group of its own yet: it may start anew when it creates one."""
+    global _started
+    _started = False
+
+
+os.register_at_fork(after_in_child=_in_child)

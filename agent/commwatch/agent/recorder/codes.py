@@ -1,0 +1,91 @@
+"""Says what a Python frame's code means to the recorder: a module call, the autograd engine, an optimizer, user code.
+
+Classified once per code object by file and function name, so that neither DTensor nor FSDP is imported or patched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from types import CodeType
+
+import torch
+
+OTHER = 0
+USER = 1
+MODULE_CALL = 2
+BACKWARD = 3
+OPTIMIZER = 4
+CLIP = 5
+CHECKPOINT = 6
+REDISTRIBUTE = 7
+DISPATCH = 8
+FSDP_GROUP = 9
+DTENSOR = 10
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STDLIB = tuple({sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep})
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+_BY_FUNCTION = {
+    ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
+    ("autograd/graph.py", "_engine_run_backward"): BACKWARD,
+    ("optim/optimizer.py", "wrapper"): OPTIMIZER,
+    ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): REDISTRIBUTE,
+    ("distributed/tensor/_dispatch.py", "redistribute_local_args"): DISPATCH,
+    ("distributed/fsdp/fully_sharded_data_parallel.py", "clip_grad_norm_"): CLIP,
+}
+_BY_FILE = {
+    "nn/utils/clip_grad.py": CLIP,
+    "distributed/fsdp/_fully_shard/_fsdp_param_group.py": FSDP_GROUP,
+    "distributed/tensor/_dispatch.py": DTENSOR,
+}
+
+
+def _classify(code: CodeType) -> int:
+    path = code.co_filename
+    if path.startswith(_TORCH):
+        inside = path[len(_TORCH) :].replace(os.sep, "/")
+        found = _BY_FUNCTION.get((inside, code.co_name)) or _BY_FILE.get(inside)
+        if found is None and inside.startswith("distributed/checkpoint/"):
+            return CHECKPOINT
+        return found or OTHER
+    if path.startswith(_AGENT) or path.startswith("<frozen") or path.startswith("<eval_with_key"):
+        return OTHER
+    if path.startswith(_STDLIB) and _PACKAGES not in path:
+        return OTHER
+    if "torchinductor" in path or path.startswith("<string>"):
+        return OTHER
+    return USER
+
+
+class Codes:
+    """Meanings by ``id(code)``; holds the code objects, so that an id is never reused for another code.
+
+    A code object's own hash compares its whole content and is too slow for a path that runs at every collective.
+    """
+
+    __slots__ = ("_kept", "meanings")
+
+    LIMIT = 100_000
+    """Beyond it (a program that generates code for ever) the table starts anew."""
+
+    def __init__(self) -> None:
+        self.meanings: dict[int, int] = {}
+        self._kept: list[CodeType] = []
+
+    def learn(self, code: CodeType) -> int:
+        """Classify a code object that ``meanings`` does not hold yet."""
+        if len(self._kept) >= self.LIMIT:
+            self.meanings.clear()
+            self._kept.clear()
+        meaning = _classify(code)
+        self._kept.append(code)
+        self.meanings[id(code)] = meaning
+        return meaning
+
+
+CLEARABLE_LOCALS = sys.version_info < (3, 13)
+"""Before 3.13 ``frame.f_locals`` is a snapshot that stays with the frame and would keep its tensors alive."""

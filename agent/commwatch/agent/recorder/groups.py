@@ -1,0 +1,98 @@
+"""Identity of process groups in terms that are equal on every rank and at every commit."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from commwatch.agent.recorder import torch_private
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Mesh dimension or description, number of ranks, distance of consecutive global ranks (0: not constant)."""
+
+    name: str
+    size: int
+    stride: int
+
+    def __str__(self) -> str:
+        """Such as ``tp(size 2, stride 1)``."""
+        return f"{self.name}(size {self.size}, stride {self.stride})"
+
+
+UNKNOWN = Group("unknown", 0, 0)
+
+
+def stride_of(ranks: list[int]) -> int:
+    """Distance of consecutive ranks; 0 when it is not constant or there are fewer than two."""
+    steps = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    return steps.pop() if len(steps) == 1 else 0
+
+
+class Groups:
+    """Process groups seen, by torch's group name (unique in a process), and the device meshes that name them."""
+
+    LIMIT = 10_000
+    """Groups and meshes remembered; a job that makes groups for ever forgets the oldest names and looks them up again."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Group] = {}
+        self._meshes: list[weakref.ref[Any]] = []
+        self.mesh: tuple[tuple[str, int], ...] = ()
+
+    def learn_mesh(self, mesh: Any) -> None:
+        """A DeviceMesh was made: its dimensions may name groups that exist already."""
+        if len(self._meshes) >= self.LIMIT:
+            self._meshes = [reference for reference in self._meshes if reference() is not None][-self.LIMIT // 2 :]
+        self._meshes.append(weakref.ref(mesh))
+        self.by_name.clear()
+        shape = tuple(int(size) for size in mesh.shape)
+        names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(len(shape)))
+        dimensions = tuple(zip(names, shape, strict=True))
+        if _count(dimensions) > _count(self.mesh) or not self.mesh:
+            self.mesh = dimensions
+
+    def of(self, group: Any) -> Group:
+        """Identity of a ProcessGroup."""
+        name = group.group_name
+        found = self.by_name.get(name)
+        if found is None:
+            if len(self.by_name) >= self.LIMIT:
+                self.by_name.clear()
+            ranks = torch_private.group_ranks(group)
+            label = self._dimension(name) or _label(group.group_desc)
+            found = self.by_name[name] = Group(label, int(group.size()), stride_of(ranks))
+        return found
+
+    def named(self, name: str) -> Group:
+        """Identity of a group that an op gives by its name alone."""
+        return self.by_name.get(name) or Group(self._dimension(name) or "unknown", 0, 0)
+
+    def _dimension(self, group_name: str) -> str | None:
+        for reference in self._meshes:
+            mesh = reference()
+            if mesh is None:
+                continue
+            for index in range(mesh.ndim):
+                try:
+                    if mesh.get_group(index).group_name == group_name:
+                        names = mesh.mesh_dim_names
+                        return str(names[index]) if names else f"dim{index}"
+                except (RuntimeError, KeyError, IndexError, AttributeError):
+                    break  # a mesh without groups, such as one of another rank
+        return None
+
+
+def _count(dimensions: tuple[tuple[str, int], ...]) -> int:
+    total = 1
+    for _, size in dimensions:
+        total *= size
+    return total
+
+
+def _label(description: str) -> str:
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    return "group" if description in {"", "undefined"} else description

@@ -1,0 +1,234 @@
+"""Names of modules, and which module an autograd node came from.
+
+Names are fully qualified from the outermost module ever called. Nothing here keeps a module alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from commwatch.agent.recorder import torch_private
+
+ROOT = "(root)"
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def fold(name: str) -> str:
+    """Replace every layer number: ``layers.3.wo`` becomes ``layers.*.wo``."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def clean(name: str, in_ddp: bool) -> str:
+    """Drop what wrappers put into a name, so that wrapping a model does not rename its modules."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    if in_ddp and parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def _class_name(module: nn.Module) -> str:
+    """Name of the user's class: fully_shard puts a class of its own before it."""
+    return next(kind.__name__ for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+
+
+class ModuleNames:
+    """Name of every module seen, by identity."""
+
+    LIMIT = 200_000
+    """Modules remembered; beyond it a new module is named by its class alone."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._root: weakref.ref[nn.Module] | None = None
+        self.version = 0
+
+    def known(self, module: nn.Module) -> str | None:
+        """The module's name, or None when it was never learned."""
+        found = self._by_id.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def name(self, module: nn.Module, outermost: nn.Module) -> str:
+        """The module's name; learns the outermost module of the call when it is new."""
+        found = self.known(module)
+        if found is not None:
+            return found
+        self.learn(outermost)
+        found = self.known(module)
+        if found is None:
+            found = f"{self.known(outermost) or ROOT}.{_class_name(module)}".removeprefix(f"{ROOT}.")
+            self._remember(module, found)
+        return found
+
+    def learn(self, root: nn.Module) -> None:
+        """Name every module under ``root``. The first root, or one that contains it, gives names without a prefix."""
+        first = self._root() if self._root is not None else None
+        members = list(root.named_modules())
+        if first is None or any(module is first for _, module in members):
+            self._root = weakref.ref(root)
+            prefix = ""
+        else:
+            prefix = _class_name(root)
+        in_ddp = type(root).__name__ == "DistributedDataParallel"
+        for path, module in members:
+            name = clean(path, in_ddp)
+            full = f"{prefix}.{name}" if prefix and name else prefix or name
+            self._remember(module, full or ROOT)
+        self.version += 1
+
+    def _remember(self, module: nn.Module, name: str) -> None:
+        identity = id(module)
+        if len(self._by_id) >= self.LIMIT and identity not in self._by_id:
+            return
+        by_id = self._by_id
+
+        def forget(reference: weakref.ref[nn.Module]) -> None:
+            found = by_id.get(identity)
+            if found is not None and found[0] is reference:
+                del by_id[identity]
+
+        by_id[identity] = (weakref.ref(module, forget), name)
+
+    def inventory(self) -> list[tuple[str, int]]:
+        """(folded name, number of living modules), sorted by name."""
+        counts = Counter(fold(name) for reference, name in list(self._by_id.values()) if reference() is not None)
+        return sorted(counts.items())
+
+
+class Intervals:
+    """For each autograd node of the last steps, the module whose forward made it.
+
+    Sequence numbers grow with every node a thread makes. Each start and end of a module's forward notes the number
+    and the module that is active from there on; a node belongs to the last note at or before it.
+    """
+
+    LIMIT = 200_000
+    """Notes kept; beyond it the older half is dropped, and nodes older than that have no module."""
+
+    __slots__ = ("_numbers", "_modules", "_mark", "_thread", "mixed")
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._modules: list[str] = []
+        self._mark = 0
+        self._thread: int | None = None
+        self.mixed = False
+
+    def note(self, number: int, module: str, thread: int) -> None:
+        """From this sequence number on, ``module`` is active. Numbers of a second thread make the answer uncertain."""
+        if self._thread is None:
+            self._thread = thread
+        elif self._thread != thread:
+            self.mixed = True
+            return
+        self._numbers.append(number)
+        self._modules.append(module)
+        if len(self._numbers) > self.LIMIT:
+            half = self.LIMIT // 2
+            del self._numbers[:half], self._modules[:half]
+            self._mark = max(0, self._mark - half)
+
+    def module_of(self, number: int) -> str:
+        """Module of the node with this sequence number; empty when it is not known for certain."""
+        if self.mixed or not self._numbers:
+            return ""
+        position = bisect_right(self._numbers, number) - 1
+        return self._modules[position] if position >= 0 else ""
+
+    def step(self) -> None:
+        """A step ended: forget what the step before it noted."""
+        del self._numbers[: self._mark], self._modules[: self._mark]
+        self._mark = len(self._numbers)
+        self.mixed = False
+
+
+class Call:
+    """One running module call of a thread: its name and whether gradients were enabled when it began."""
+
+    __slots__ = ("grad", "module_id", "name")
+
+    def __init__(self, module_id: int, name: str, grad: bool) -> None:
+        self.module_id = module_id
+        self.name = name
+        self.grad = grad
+
+
+class CallStack(threading.local):
+    """Module calls running on this thread, outermost first, and a weak reference to the outermost module."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.outermost: weakref.ref[nn.Module] | None = None
+
+
+class ModuleTracker:
+    """Follows module calls through torch's global forward hooks; about a microsecond a call."""
+
+    def __init__(self, names: ModuleNames, on_outermost_without_grad: Callable[[], None]) -> None:
+        self.names = names
+        self.intervals = Intervals()
+        self.stack = CallStack()
+        self._on_outermost_without_grad = on_outermost_without_grad
+        self._handles: list[Any] = []
+        self._enabled = True
+
+    def install(self) -> None:
+        """Register the two hooks."""
+        register = nn.modules.module
+        self._handles = [
+            register.register_module_forward_pre_hook(self._before),
+            register.register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def disable(self) -> None:
+        """Make the hooks do nothing, in a forked child that inherited them."""
+        self._enabled = False
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or not self._enabled:
+            return
+        try:
+            stack = self.stack
+            calls = stack.calls
+            if not calls:
+                stack.outermost = weakref.ref(module)
+            name = self.names.known(module)
+            if name is None:
+                outermost = stack.outermost() if stack.outermost is not None else None
+                name = self.names.name(module, outermost if outermost is not None else module)
+            calls.append(Call(id(module), name, torch.is_grad_enabled()))
+            self.intervals.note(torch_private.sequence_number(), name, threading.get_ident())
+        except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
+            return
+
+    def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling() or not self._enabled:
+            return
+        try:
+            calls = self.stack.calls
+            identity = id(module)
+            while calls:
+                ended = calls.pop()
+                if ended.module_id == identity:
+                    break
+            else:
+                return
+            self.intervals.note(
+                torch_private.sequence_number(), calls[-1].name if calls else "", threading.get_ident()
+            )
+            if not calls and not ended.grad:
+                self._on_outermost_without_grad()
+        except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
+            return

@@ -1,0 +1,175 @@
+"""The recorder of a rank: sees collectives, cuts them into steps, hands step ranges to a sink."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.optim import optimizer as optimizers
+
+from commwatch.agent.recorder import facts, interpose, meshes, ranges, torch_private
+from commwatch.agent.recorder.catalog import Op
+from commwatch.agent.recorder.observer import Observer
+
+MAX_CALLS_PER_STEP = 200_000
+"""Calls kept for one step; later ones of the step are counted as dropped. A process that never steps stops there."""
+
+_NESTED = frozenset({"backward", "recompute"})
+
+
+class Sink(ranges.Sink, Protocol):
+    """Where records and counters go: the spool."""
+
+    def publish(
+        self, *, range: int, last_step: int, range_steps: int, steps: int, calls: int, dropped_calls: int, dropped_steps: int
+    ) -> None:
+        """Show the counters to the forwarder, at the cost of a memory write."""
+
+
+class Recorder:
+    """Records until ``stop``. Every hook is total: an error switches recording off through ``on_error``, once."""
+
+    def __init__(self, sink: Sink, root: Path, on_error: Callable[[BaseException], None]) -> None:
+        self.observer = Observer(root, self._outermost_without_grad)
+        self._sink = sink
+        self._ranges = ranges.Ranges(self.observer, sink, time.monotonic)
+        self._facts = facts.FactsReporter(self.observer, sink)
+        self._on_error = on_error
+        self._calls: list[tuple[int, int]] = []
+        self._other_threads: list[tuple[int, int]] = []
+        self._home = threading.get_ident()
+        self._finished_calls = 0
+        self._dropped_calls = 0
+        self._dropped_steps = 0
+        self._backward_seen = False
+        self._sequence = torch_private.sequence_number()
+        self._by_hand = False
+        self._optimizer_seen = False
+        self._running = False
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Put every hook in place."""
+        self._running = True
+        meshes.watch(self.observer.groups)
+        self.observer.tracker.install()
+        self._handles = [optimizers.register_optimizer_step_post_hook(self._after_optimizer)]
+        os.register_at_fork(after_in_child=self._in_child)
+        interpose.add(self._see)
+
+    def stop(self) -> None:
+        """Take every hook away. Nothing more is recorded. Idempotent."""
+        self._running = False
+        interpose.remove(self._see)
+        meshes.unwatch(self.observer.groups)
+        self.observer.tracker.remove()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def finish(self) -> None:
+        """Hand over what stands after the last finished step. Call once, after ``stop``."""
+        calls = self._take_calls()
+        identities, sizes = _columns(calls)
+        self._facts.report()
+        self._ranges.finish(identities, sizes)
+        self._publish()
+
+    def step(self) -> None:
+        """A step ended, says the program. From the first time on, optimizers no longer end steps."""
+        self._by_hand = True
+        self._guard(self._end_step)
+
+    # Hooks
+
+    def _see(self, op: Op, args: tuple[Any, ...]) -> None:
+        try:
+            identity, size, phase = self.observer.observe(op, args)
+            if phase in _NESTED:
+                self._backward_seen = True
+                calls = self._calls
+            else:
+                calls = self._calls if threading.get_ident() == self._home else self._other_threads
+            if len(calls) < MAX_CALLS_PER_STEP:
+                calls.append((identity, size))
+            else:
+                self._dropped_calls += 1
+        except Exception as error:  # noqa: BLE001  the recorder may fail, the collective may not
+            self._fail(error)
+
+    def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._running and not self._by_hand:
+            self._guard(self._optimizer_stepped)
+
+    def _outermost_without_grad(self) -> None:
+        """An outermost module call ended without gradients: a step, in a program that trains nothing."""
+        if self._optimizer_seen or self._by_hand or not self._calls or threading.get_ident() != self._home:
+            return
+        if self._running:
+            self._guard(self._end_step)
+
+    # Steps
+
+    def _optimizer_stepped(self) -> None:
+        """Only the first optimizer after a forward or backward ends a step: several may share one backward."""
+        sequence = torch_private.sequence_number()
+        if sequence == self._sequence and not self._backward_seen:
+            return
+        self._sequence = sequence
+        self._optimizer_seen = True
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._backward_seen = False
+        identities, sizes = _columns(self._take_calls())
+        began = self._ranges.step(identities, sizes)
+        self.observer.tracker.intervals.step()
+        if began:
+            self._facts.report()
+        self._publish()
+
+    def _take_calls(self) -> list[tuple[int, int]]:
+        """Calls of the step in order; those of threads that race with it behind them, in an order of their own."""
+        calls, self._calls = self._calls, []
+        others, self._other_threads = self._other_threads, []
+        self._finished_calls += len(calls) + len(others)
+        return calls + sorted(others)
+
+    def _publish(self) -> None:
+        current = self._ranges.current
+        self._sink.publish(
+            range=current.number if current is not None else 0,
+            last_step=current.last_step if current is not None else 0,
+            range_steps=current.steps if current is not None else 0,
+            steps=self._ranges.steps,
+            calls=self._finished_calls + self._dropped_calls,
+            dropped_calls=self._dropped_calls,
+            dropped_steps=self._dropped_steps,
+        )
+
+    # Failure
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  the recorder may fail, the job's step may not
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._running:
+            self._running = False
+            self._on_error(error)
+
+    def _in_child(self) -> None:
+        """A forked worker records nothing; hooks it inherited return at once."""
+        self._running = False
+        self.observer.tracker.disable()
+
+
+def _columns(calls: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple([identity for identity, _ in calls]), tuple([size for _, size in calls])
+
+

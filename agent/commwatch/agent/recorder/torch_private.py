@@ -1,0 +1,99 @@
+"""Every private torch API the recorder uses, in one place, with a probe.
+
+Tried on torch 2.13.0. ``missing()`` names what this torch lacks; the recorder then stays off with one log line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+MINIMUM_TORCH = "2.9"
+
+# Keys a real collective reaches. `Meta` is left out: its kernels are Python ones that are called without a key set.
+DISPATCH_KEYS = ("CPU", "CUDA", "XPU", "HPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
+
+
+def missing() -> list[str]:
+    """Names of the APIs this torch lacks; empty when recording can work."""
+    absent = []
+    if not dist.is_available():
+        absent.append("torch.distributed")
+        return absent
+    if not hasattr(torch.library, "get_kernel"):
+        absent.append(f"torch.library.get_kernel (torch >= {MINIMUM_TORCH})")
+    if not hasattr(dist.ProcessGroup, "unbox"):
+        absent.append("torch.distributed.ProcessGroup.unbox")
+    absent += [
+        f"torch._C.{name}"
+        for name in ("_dispatch_get_all_op_names", "_dispatch_has_kernel_for_dispatch_key", "_current_autograd_node")
+        if not hasattr(torch._C, name)
+    ]
+    if not hasattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr"):
+        absent.append("torch._C._autograd._get_sequence_nr")
+    if not hasattr(dist.distributed_c10d, "_new_process_group_helper"):
+        absent.append("torch.distributed.distributed_c10d._new_process_group_helper")
+    return absent
+
+
+def op_names(namespaces: tuple[str, ...]) -> list[str]:
+    """Every registered op of the namespaces, as ``namespace::name`` or ``namespace::name.overload``, sorted."""
+    prefixes = tuple(f"{namespace}::" for namespace in namespaces)
+    return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefixes))
+
+
+def has_kernel(op_name: str, key: str) -> bool:
+    """Whether a kernel is registered for the key itself."""
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op_name, key))
+    except RuntimeError:  # this build does not know the key
+        return False
+
+
+def schema_arguments(op_name: str) -> list[tuple[str, str]]:
+    """(name, type) of each argument of an op, in order."""
+    namespace, _, rest = op_name.partition("::")
+    name, _, overload = rest.partition(".")
+    op = getattr(getattr(torch.ops, namespace), name)
+    schema = getattr(op, overload or "default")._schema
+    return [(argument.name, str(argument.type)) for argument in schema.arguments]
+
+
+current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""The node the autograd engine runs on this thread, or None."""
+
+sequence_number: Callable[[], int] = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", lambda: 0)
+"""Number the next autograd node of this thread will get."""
+
+unbox_group: Callable[[Any], Any] = getattr(dist.ProcessGroup, "unbox", None) if dist.is_available() else None  # type: ignore[assignment]
+"""The ProcessGroup behind a boxed argument."""
+
+
+def group_ranks(group: Any) -> list[int]:
+    """Global ranks of a process group; empty when torch does not know the group."""
+    try:
+        return list(dist.get_process_group_ranks(group))
+    except (KeyError, RuntimeError, ValueError):
+        return []
+
+
+def compiled_frames() -> int:
+    """Frames ``torch.compile`` compiled in this process; 0 without importing the compiler."""
+    import sys
+
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None)
+    return int(counters["frames"]["ok"]) if counters and "frames" in counters else 0
+
+
+def root_store(store: Any) -> Any:
+    """The store below every prefix, which a launcher may keep over the attempts of one job."""
+    for _ in range(16):
+        below = getattr(store, "underlying_store", None)
+        if below is None:
+            return store
+        store = below
+    return store
