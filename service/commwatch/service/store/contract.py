@@ -1,13 +1,14 @@
 """What every store must do. This file is the specification; ``tests/contract`` runs it over each implementation.
 
-A store is used from one writer thread and any number of reader threads. Every method is one transaction: it
-happened wholly or not at all. Methods raise ``StoreUnavailableError`` when the database cannot answer (retry
-later: nothing was stored) and ``SchemaError`` when its schema is not the one this release works with.
+Every method may be called from any thread; a store lets one writing method run at a time. Every method is one
+transaction: it happened wholly or not at all, and what it stored survives the death of the process once it returned.
+Methods raise ``StoreUnavailableError`` when the database cannot answer (retry later: nothing was stored).
+``open_store`` raises ``SchemaError`` when the schema is not the one this release works with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,24 +71,30 @@ class Store(Protocol):
         """Register project, workload, commit chain, run, attempt and rank, whichever are new; mark the rank live.
 
         Returns the number of the last frame stored for this rank and attempt, 0 for a new one. Idempotent. A rank
-        that was lost and says hello again is live again; so is its run.
+        that was lost and says hello again is live again; so is its run. A rank that ended otherwise keeps its state:
+        it has nothing new to say. A higher attempt supersedes: from its first hello on, the run's state is that of
+        the new attempt. Raises ValueError when the run belongs to another project; where ranks of one run differ in
+        workload, commit or script, the first to say hello counts.
         """
 
     def apply(self, writes: Sequence[StreamWrite], now_unix_ns: int) -> None:
         """Store what the streams sent, in one transaction, and advance each stream's cursor to its last frame.
 
         Frames at or below the cursor are ignored (a resend stores nothing twice). A frame that would leave a gap
-        raises ValueError: ``ingest`` never passes one. A StepRange replaces the range of the same number. Definitions are
-        insert-or-ignore by (project, hash). Every hash a range refers to is already stored or among
-        ``definitions``. Progress never goes backwards, and grows the open range it names. A goodbye sets the rank's
-        state; when it was the last missing one, the run's state.
+        raises ValueError, and so does a rank without ``open_stream``: ``ingest`` never passes either. A StepRange
+        replaces the range of the same number, but its steps never shrink. Definitions are insert-or-ignore by
+        (project, hash). Every hash a range, Shapes or Lines refers to is already stored or among the ``definitions``
+        of the same call. Progress never goes backwards, and grows the open range it names (``last_step`` and
+        ``steps``; statistics keep the steps they cover). A goodbye sets the rank's state; when it was the last
+        missing one, the run's state. Frames or progress of a rank that was marked lost make it live again.
         """
 
-    def unknown(self, project: str, hashes: Collection[str]) -> set[str]:
-        """The hashes for which no definition of the project is stored."""
-
     def mark_lost(self, silent_since_unix_ns: int, now_unix_ns: int) -> list[RankKey]:
-        """Mark every live rank that was last seen before ``silent_since_unix_ns`` lost, and close runs that ended by it."""
+        """Mark live ranks that were last seen before ``silent_since_unix_ns`` lost, and close runs that ended by it.
+
+        Runs whose ranks all ended, but fewer than ``world_size`` of them ever said hello, are closed as lost too,
+        once the last sign of life is that old. Returns the ranks.
+        """
 
     # Reading runs
 
@@ -136,17 +143,28 @@ class Store(Protocol):
     # Baselines and alerts
 
     def accept(self, run_id: str, reason: str, author: str, now_unix_ns: int) -> Baseline:
-        """Make a run a baseline of its workload; its open alerts become accepted. Idempotent: the first reason stays."""
+        """Make a run a baseline of its workload; the open alerts it shows become accepted.
+
+        Idempotent: the first reason stays. Raises KeyError for an unknown run.
+        """
 
     def baselines(self, project: str, workload: str) -> list[Baseline]:
         """Accepted runs, newest first."""
 
     def record_comparison(
-        self, head_run_id: str, base_run_id: str | None, verdict: str, reason: str, alerts: Sequence[Alert], now_unix_ns: int
+        self,
+        head_run_id: str,
+        base_run_id: str | None,
+        verdict: str,
+        reason: str,
+        alerts: Sequence[Alert],
+        now_unix_ns: int,
     ) -> list[Alert]:
-        """Store that a run was compared and open the alerts.
+        """Store that a run was compared and open the alerts. Returns those opened.
 
-        An alert whose (project, workload, fingerprint) is already open is not opened again. Returns those opened.
+        An alert whose (workload, fingerprint) is already open is not opened again: the head run is only noted as
+        showing it. Neither is one that the head run showed before, whatever became of it. Equal comparisons
+        (base, verdict and reason) in a row are stored once. Raises KeyError for an unknown run.
         """
 
     def compared(self, head_run_id: str) -> tuple[str | None, str, str] | None:
@@ -155,7 +173,7 @@ class Store(Protocol):
     def alerts(
         self, *, project: str | None = None, state: str | None = None, run_id: str | None = None, limit: int = 100
     ) -> list[Alert]:
-        """Alerts that match every filter given, newest first."""
+        """Alerts that match every filter given, newest first. ``run_id`` names any run that showed the alert."""
 
     def alert_events(self, alert_id: str) -> list[AlertEvent]:
         """History of one alert, oldest first."""
