@@ -6,11 +6,6 @@ import dataclasses
 import threading
 
 import pytest
-
-from commwatch.service.domain.records import BytesStatistics, Commit, Frame, MeshDimension
-from commwatch.service.domain.runs import Environment, RankRanges
-from commwatch.service.store.contract import RejectedFrame, Store, StreamWrite
-from commwatch.service.store.opening import open_store
 from tests.contract.samples import (
     NOW,
     SECOND,
@@ -30,7 +25,12 @@ from tests.contract.samples import (
     step_range,
 )
 
-BODIES = [pattern(), shapes(), lines(), modules()]
+from commwatch.service.domain.records import BytesStatistics, Commit, Definition, Frame, MeshDimension
+from commwatch.service.domain.runs import Environment, RankRanges
+from commwatch.service.store.contract import RejectedFrame, Store, StreamWrite
+from commwatch.service.store.opening import open_store
+
+BODIES: list[Definition] = [pattern(), shapes(), lines(), modules()]
 
 
 def first_write(run: int = 1, attempt: int = 0, rank: int = 0) -> StreamWrite:
@@ -65,7 +65,7 @@ def test_a_gap_stores_nothing_of_the_whole_call(store: Store) -> None:
     for rank in (0, 1):
         store.open_stream(hello(rank=rank, world_size=2), NOW)
     gap = StreamWrite(key(rank=1), "default", [Frame(2, facts())])
-    with pytest.raises(ValueError, match="frame 2 .* would leave a gap after 0"):
+    with pytest.raises(ValueError, match=r"frame 2 .* would leave a gap after 0"):
         store.apply([first_write(), gap], NOW)
     assert [rank.acked_frame for rank in store.ranks(run_id(1))] == [0, 0]
     assert store.definitions("default", [hash_of(1)]) == {}
