@@ -14,6 +14,7 @@ from typing import Any
 
 _log = logging.getLogger("commwatch")
 _started = False
+_wrappers: list[Callable[..., Any]] = []
 
 
 def arm() -> None:
@@ -22,13 +23,17 @@ def arm() -> None:
 
     if not dist.is_available():
         return
-    c10d = dist.distributed_c10d
-    original = getattr(c10d, "_new_process_group_helper", None)
+    from commwatch.agent.recorder import torch_private
+
+    original = torch_private.group_creation()
     if original is None:
-        _log.warning("commwatch: not recording: this torch creates process groups in an unknown way; run `commwatch doctor`")
-        return
-    if not getattr(original, "_commwatch_wrapped", False):
-        c10d._new_process_group_helper = _wrapped(original)  # type: ignore[assignment]
+        _log.warning(
+            "commwatch: not recording: this torch creates process groups in an unknown way"
+        )
+    elif original not in _wrappers:
+        wrapper = _wrapped(original)
+        _wrappers.append(wrapper)
+        torch_private.replace_group_creation(wrapper)
 
 
 def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,7 +44,6 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
             _start(args, kwargs)
         return created
 
-    new_process_group._commwatch_wrapped = True  # type: ignore[attr-defined]
     return new_process_group
 
 

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from commwatch.agent import identity, program
-from commwatch.agent.recorder import torch_private
-from commwatch.agent.recorder.recorder import Recorder
 from commwatch.agent.settings import SettingsError, load
 from commwatch.agent.spool.writer import SpoolWriter
 from commwatch.agent.version import version
+
+from commwatch.agent import identity, program
+from commwatch.agent.recorder import torch_private
+from commwatch.agent.recorder.recorder import Recorder
 from commwatch.v1 import ingest_pb2
 
 _log = logging.getLogger("commwatch")
@@ -95,7 +96,7 @@ def start(*, world_size: int, rank: int, backend: str, store: Any, environ: Mapp
     run_id, shared = identity.shared_run_id(store, environ, settings.run_id)
     if not shared and world_size > 1 and not fake:
         _log.warning(
-            "commwatch: not recording: the ranks have no common store to agree on a run; set COMMWATCH_RUN_ID to one UUID"
+            "commwatch: not recording: the ranks have no common store to agree on a run; set COMMWATCH_RUN_ID to a UUID"
         )
         return
     attempt = identity.attempt_of(environ)

@@ -6,7 +6,6 @@ exceptions and module reuse, and patches neither DTensor nor FSDP.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -111,8 +110,11 @@ class Attribution:
         if not phase:
             phase = "backward" if node is not None else "forward" if dtensor else "other"
         module = self._module(phase, module_frame, fsdp_frame, node)
-        if phase == "forward" and self._without_grad(module_frame is not None):
-            phase = "eval"
+        if phase == "forward" and module_frame is not None:
+            if redistribute is not None:
+                self._tracker.intervals.tag(torch_private.sequence_number() - 1, module)
+            if self._without_grad():
+                phase = "eval"
         return Origin(phase, module, self._cause(redistribute) if redistribute is not None else None, user)
 
     def _module(self, phase: str, module_frame: FrameType | None, fsdp_frame: FrameType | None, node: Any) -> str:
@@ -124,7 +126,7 @@ class Attribution:
         if module_frame is not None:
             return self._name(_locals(module_frame, "self")[0])
         if phase == "backward" and node is not None:
-            return self._tracker.intervals.module_of(node._sequence_nr())
+            return self._tracker.intervals.module_of(torch_private.node_sequence_number(node))
         return ""
 
     def _name(self, module: Any) -> str:
@@ -136,9 +138,9 @@ class Attribution:
         outermost = stack.outermost() if stack.calls and stack.outermost is not None else None
         return names.name(module, outermost if outermost is not None else module)
 
-    def _without_grad(self, in_module: bool) -> bool:
+    def _without_grad(self) -> bool:
         calls = self._tracker.stack.calls
-        return in_module and bool(calls) and not calls[-1].grad
+        return bool(calls) and not calls[-1].grad
 
     def _cause(self, frame: FrameType) -> Cause:
         current, target = _locals(frame, "current_spec", "target_spec")
@@ -159,8 +161,3 @@ class Attribution:
                 placements_text(current.placements), placements_text(target.placements), implicit, str(asked)
             )
         return found
-
-
-def caller_frame(depth: int) -> FrameType | None:
-    """The frame ``depth`` calls above the caller."""
-    return sys._getframe(depth + 1)

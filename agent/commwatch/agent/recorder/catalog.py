@@ -29,7 +29,7 @@ KINDS = {
     "c10d::recv_any_source_": "recv",
     "c10d::barrier": "barrier",
     "c10d::monitored_barrier_": "barrier",
-    # Symmetric memory never reaches c10d. Its copies and signals between two ranks are not collectives and are left out.
+    # Symmetric memory never reaches c10d. Its copies and signals between two ranks are no collectives: left out.
     "symm_mem::multimem_all_reduce_": "all_reduce",
     "symm_mem::multimem_one_shot_all_reduce": "all_reduce",
     "symm_mem::multimem_one_shot_all_reduce_out": "all_reduce",

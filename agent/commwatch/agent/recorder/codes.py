@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from pathlib import Path
 from types import CodeType
 
 import torch
@@ -24,8 +25,8 @@ DISPATCH = 8
 FSDP_GROUP = 9
 DTENSOR = 10
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_AGENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_AGENT = str(Path(__file__).parent.parent) + os.sep
 _STDLIB = tuple({sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep})
 _PACKAGES = f"{os.sep}site-packages{os.sep}"
 
@@ -52,11 +53,11 @@ def _classify(code: CodeType) -> int:
         if found is None and inside.startswith("distributed/checkpoint/"):
             return CHECKPOINT
         return found or OTHER
-    if path.startswith(_AGENT) or path.startswith("<frozen") or path.startswith("<eval_with_key"):
+    if path.startswith((_AGENT, "<frozen", "<eval_with_key", "<string>")):
         return OTHER
     if path.startswith(_STDLIB) and _PACKAGES not in path:
         return OTHER
-    if "torchinductor" in path or path.startswith("<string>"):
+    if "torchinductor" in path:
         return OTHER
     return USER
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,8 @@ def backend_text() -> str:
         return ""
     name = str(dist.get_backend())
     if "nccl" in name and torch.cuda.is_available():
-        version = torch.cuda.nccl.version()
+        nccl: Any = torch.cuda.nccl
+        version = nccl.version()
         return f"{name} {'.'.join(str(part) for part in version)}"
     return name
 

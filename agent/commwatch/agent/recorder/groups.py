@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ UNKNOWN = Group("unknown", 0, 0)
 
 def stride_of(ranks: list[int]) -> int:
     """Distance of consecutive ranks; 0 when it is not constant or there are fewer than two."""
-    steps = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    steps = {after - before for before, after in itertools.pairwise(ranks)}
     return steps.pop() if len(steps) == 1 else 0
 
 
@@ -35,11 +36,12 @@ class Groups:
     """Process groups seen, by torch's group name (unique in a process), and the device meshes that name them."""
 
     LIMIT = 10_000
-    """Groups and meshes remembered; a job that makes groups for ever forgets the oldest names and looks them up again."""
+    """Groups and meshes remembered; a job that makes groups for ever forgets names and looks them up again."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Group] = {}
         self._meshes: list[weakref.ref[Any]] = []
+        self._dimensions: dict[str, str] = {}
         self.mesh: tuple[tuple[str, int], ...] = ()
 
     def learn_mesh(self, mesh: Any) -> None:
@@ -53,6 +55,10 @@ class Groups:
         dimensions = tuple(zip(names, shape, strict=True))
         if _count(dimensions) > _count(self.mesh) or not self.mesh:
             self.mesh = dimensions
+        if len(self._dimensions) >= self.LIMIT:
+            self._dimensions.clear()
+        for group_name, dimension in _dimension_groups(mesh):
+            self._dimensions.setdefault(group_name, dimension)
 
     def of(self, group: Any) -> Group:
         """Identity of a ProcessGroup."""
@@ -71,18 +77,23 @@ class Groups:
         return self.by_name.get(name) or Group(self._dimension(name) or "unknown", 0, 0)
 
     def _dimension(self, group_name: str) -> str | None:
+        found = self._dimensions.get(group_name)
+        if found is not None:
+            return found
+        # A sliced or flattened mesh is given its groups after it was made.
         for reference in self._meshes:
             mesh = reference()
-            if mesh is None:
-                continue
-            for index in range(mesh.ndim):
-                try:
-                    if mesh.get_group(index).group_name == group_name:
-                        names = mesh.mesh_dim_names
-                        return str(names[index]) if names else f"dim{index}"
-                except (RuntimeError, KeyError, IndexError, AttributeError):
-                    break  # a mesh without groups, such as one of another rank
+            for name, dimension in _dimension_groups(mesh) if mesh is not None else ():
+                if name == group_name:
+                    return self._dimensions.setdefault(name, dimension)
         return None
+
+
+def _dimension_groups(mesh: Any) -> list[tuple[str, str]]:
+    """(group name, dimension name) of a mesh; empty when it has no groups, such as one of other ranks."""
+    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(mesh.ndim))
+    groups = [torch_private.mesh_group(mesh, index) for index in range(mesh.ndim)]
+    return [(str(group.group_name), str(name)) for group, name in zip(groups, names, strict=True) if group is not None]
 
 
 def _count(dimensions: tuple[tuple[str, int], ...]) -> int:

@@ -21,7 +21,7 @@ Sink = Callable[[catalog.Op, tuple[Any, ...]], None]
 """Called with the op and its arguments before the collective runs. Must never raise and must not keep the arguments."""
 
 _sinks: list[Sink] = []
-_libraries: list[torch.library.Library] = []
+_libraries: list[Any] = []
 _lock = threading.Lock()
 
 
@@ -38,7 +38,8 @@ def _kernel(op: catalog.Op, original: Any) -> Callable[..., Any]:
 
 
 def _install() -> None:
-    libraries = {name: torch.library.Library(name, "IMPL") for name in catalog.NAMESPACES}
+    library: Any = torch.library.Library
+    libraries = {name: library(name, "IMPL") for name in catalog.NAMESPACES}
     with warnings.catch_warnings():
         # torch says once that a kernel was overridden: that is what happens here, on purpose.
         warnings.simplefilter("ignore")
@@ -47,15 +48,13 @@ def _install() -> None:
             for key in torch_private.DISPATCH_KEYS:
                 if torch_private.has_kernel(name, key):
                     original = torch.library.get_kernel(name, key)
-                    libraries[namespace].impl(
-                        rest, _kernel(op, original), key, with_keyset=True, allow_override=True
-                    )
+                    libraries[namespace].impl(rest, _kernel(op, original), key, with_keyset=True, allow_override=True)
     _libraries.extend(libraries.values())
 
 
 def _uninstall() -> None:
     while _libraries:
-        _libraries.pop()._destroy()
+        torch_private.restore_kernels(_libraries.pop())
 
 
 def add(sink: Sink) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -53,11 +54,10 @@ def _watched(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        for groups in _watching:
-            try:
+        # A mesh without a name costs attribution, never the job.
+        with contextlib.suppress(Exception):
+            for groups in _watching:
                 groups.learn_mesh(self)
-            except Exception:  # noqa: BLE001  a mesh without a name costs attribution, never the job
-                continue
 
     return initialize
 

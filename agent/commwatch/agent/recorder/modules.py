@@ -5,6 +5,8 @@ Names are fully qualified from the outermost module ever called. Nothing here ke
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -18,6 +20,7 @@ from torch import nn
 from commwatch.agent.recorder import torch_private
 
 ROOT = "(root)"
+_CHECKPOINT_FILE = f"{os.sep}torch{os.sep}utils{os.sep}checkpoint.py"
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
@@ -112,14 +115,24 @@ class Intervals:
     LIMIT = 200_000
     """Notes kept; beyond it the older half is dropped, and nodes older than that have no module."""
 
-    __slots__ = ("_numbers", "_modules", "_mark", "_thread", "mixed")
+    __slots__ = ("_mark", "_modules", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._modules: list[str] = []
         self._mark = 0
         self._thread: int | None = None
+        self._tags: dict[int, str] = {}
+        self._old_tags: dict[int, str] = {}
         self.mixed = False
+
+    def tag(self, number: int, module: str) -> None:
+        """This one node belongs to ``module``, whatever the notes say: its forward was seen on the frames.
+
+        A module's own output hook, where parallel styles redistribute, runs after the hook that notes its end.
+        """
+        if len(self._tags) < self.LIMIT:
+            self._tags[number] = module
 
     def note(self, number: int, module: str, thread: int) -> None:
         """From this sequence number on, ``module`` is active. Numbers of a second thread make the answer uncertain."""
@@ -137,8 +150,11 @@ class Intervals:
 
     def module_of(self, number: int) -> str:
         """Module of the node with this sequence number; empty when it is not known for certain."""
-        if self.mixed or not self._numbers:
+        if self.mixed:
             return ""
+        tagged = self._tags.get(number) or self._old_tags.get(number)
+        if tagged is not None or not self._numbers:
+            return tagged or ""
         position = bisect_right(self._numbers, number) - 1
         return self._modules[position] if position >= 0 else ""
 
@@ -146,11 +162,24 @@ class Intervals:
         """A step ended: forget what the step before it noted."""
         del self._numbers[: self._mark], self._modules[: self._mark]
         self._mark = len(self._numbers)
+        self._old_tags, self._tags = self._tags, {}
         self.mixed = False
 
 
+def in_checkpoint() -> bool:
+    """Whether the caller runs inside reentrant activation checkpointing, which calls its module without gradients."""
+    frame = sys._getframe(1)
+    for _ in range(16):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_filename.endswith(_CHECKPOINT_FILE):
+            return True
+    return False
+
+
 class Call:
-    """One running module call of a thread: its name and whether gradients were enabled when it began."""
+    """One running module call of a thread: its name and whether its outermost call is to be differentiated."""
 
     __slots__ = ("grad", "module_id", "name")
 
@@ -208,7 +237,8 @@ class ModuleTracker:
             if name is None:
                 outermost = stack.outermost() if stack.outermost is not None else None
                 name = self.names.name(module, outermost if outermost is not None else module)
-            calls.append(Call(id(module), name, torch.is_grad_enabled()))
+            grad = calls[0].grad if calls else torch.is_grad_enabled() or in_checkpoint()
+            calls.append(Call(id(module), name, grad))
             self.intervals.note(torch_private.sequence_number(), name, threading.get_ident())
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
             return
@@ -225,9 +255,7 @@ class ModuleTracker:
                     break
             else:
                 return
-            self.intervals.note(
-                torch_private.sequence_number(), calls[-1].name if calls else "", threading.get_ident()
-            )
+            self.intervals.note(torch_private.sequence_number(), calls[-1].name if calls else "", threading.get_ident())
             if not calls and not ended.grad:
                 self._on_outermost_without_grad()
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not

@@ -197,7 +197,7 @@ class Observer:
             identity.lines.append(line)
 
     def relative(self, path: str) -> str:
-        """A path without the program's root; outside of it, without what stands before a packages folder or the home."""
+        """A path below the program's root, a packages folder or the home, without these."""
         if path.startswith(self._root):
             return path[len(self._root) :]
         for marker in ("/site-packages/", "/dist-packages/"):

@@ -25,7 +25,15 @@ class Sink(ranges.Sink, Protocol):
     """Where records and counters go: the spool."""
 
     def publish(
-        self, *, range: int, last_step: int, range_steps: int, steps: int, calls: int, dropped_calls: int, dropped_steps: int
+        self,
+        *,
+        range_number: int,
+        last_step: int,
+        range_steps: int,
+        steps: int,
+        calls: int,
+        dropped_calls: int,
+        dropped_steps: int,
     ) -> None:
         """Show the counters to the forwarder, at the cost of a memory write."""
 
@@ -141,7 +149,7 @@ class Recorder:
     def _publish(self) -> None:
         current = self._ranges.current
         self._sink.publish(
-            range=current.number if current is not None else 0,
+            range_number=current.number if current is not None else 0,
             last_step=current.last_step if current is not None else 0,
             range_steps=current.steps if current is not None else 0,
             steps=self._ranges.steps,
@@ -171,5 +179,3 @@ class Recorder:
 
 def _columns(calls: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple([identity for identity, _ in calls]), tuple([size for _, size in calls])
-
-

@@ -80,6 +80,41 @@ def group_ranks(group: Any) -> list[int]:
         return []
 
 
+def mesh_group(mesh: Any, index: int) -> Any:
+    """Process group of a mesh dimension; None when it has none, or when it is of a world that was destroyed.
+
+    Group names are counted anew in each world, so that an old mesh resolves to a group that is not its own.
+    """
+    try:
+        group = mesh.get_group(index)
+    except (RuntimeError, KeyError, IndexError, AttributeError, ValueError):
+        return None
+    root = mesh._get_root_mesh() if hasattr(mesh, "_get_root_mesh") else mesh
+    own = getattr(root, "_pg_registry", {}).get(group.group_name, group)
+    return group if own is group and group_ranks(group) else None
+
+
+def node_sequence_number(node: Any) -> int:
+    """Number an autograd node got when it was made."""
+    return int(node._sequence_nr())
+
+
+def restore_kernels(library: Any) -> None:
+    """Take away the kernels a Library registered; those before them come back."""
+    library._destroy()
+
+
+def group_creation() -> Callable[..., Any] | None:
+    """The function every door to a new process group reaches, as it stands now; None when this torch has none."""
+    found: Callable[..., Any] | None = getattr(dist.distributed_c10d, "_new_process_group_helper", None)
+    return found
+
+
+def replace_group_creation(replacement: Callable[..., Any]) -> None:
+    """Put another function in its place: it is looked up at each call."""
+    dist.distributed_c10d._new_process_group_helper = replacement
+
+
 def compiled_frames() -> int:
     """Frames ``torch.compile`` compiled in this process; 0 without importing the compiler."""
     import sys

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+@pytest.fixture
+def fake_world() -> Iterator[Callable[..., DeviceMesh]]:
+    """Call it with a mesh shape and names: one process that stands for rank 0 of that world."""
+
+    def make(*shape: int, names: tuple[str, ...] | None = None) -> DeviceMesh:
+        size = 1
+        for length in shape:
+            size *= length
+        dist.init_process_group("fake", rank=0, world_size=size, store=FakeStore())
+        meshes.append(init_device_mesh("cpu", shape, mesh_dim_names=names))
+        return meshes[-1]
+
+    meshes: list[DeviceMesh] = []
+    yield make
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    meshes.clear()
+    gc.collect()  # a mesh of this world must not name the groups of the next test's
