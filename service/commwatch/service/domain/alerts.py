@@ -12,7 +12,7 @@ class Alert:
     """One unexpected change, whatever the number of ranks and layers it shows on.
 
     ``fingerprint`` is ``v1:`` and a hash over site, kind of change and group: not over counts, lines, ranks or commits.
-    ``change`` is the JSON form of the change (``changes.change_to_json``). ``id`` is a UUID.
+    ``change`` is the JSON form of the change (``forms.comparisons.change_to_json``). ``id`` is a UUID.
     """
 
     id: str

@@ -200,7 +200,7 @@ class RankKey:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who reports."""
+    """Who reports. ``reporting_ranks`` is below world_size where one process stands for all; 0 means world_size."""
 
     key: RankKey
     project: str
@@ -213,6 +213,7 @@ class Hello:
     agent_version: str
     started_unix_ns: int
     script: str
+    reporting_ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ class Run:
     """One launch at one commit. Times are Unix nanoseconds; ``ended_unix_ns`` is None while it runs.
 
     ``environment`` is merged over the ranks of the newest attempt; None until a rank reported its facts.
-    ``accepted_reason`` is None unless someone made the run a baseline.
+    ``accepted_reason`` is None unless someone made the run a baseline. ``reporting_ranks`` is below world_size where
+    one process stands for all ranks; 0 means world_size.
     """
 
     id: str
@@ -54,6 +55,12 @@ class Run:
     accepted_reason: str | None
     accepted_by: str | None
     accepted_unix_ns: int | None
+    reporting_ranks: int = 0
+
+    @property
+    def expected_ranks(self) -> int:
+        """How many ranks must report before the run is whole."""
+        return self.reporting_ranks or self.world_size
 
 
 @dataclass(frozen=True, slots=True)

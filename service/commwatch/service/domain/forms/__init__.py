@@ -1,0 +1,1 @@
+"""The stable JSON, version 1: one function for each thing. ``docs/json.md`` documents every field."""
