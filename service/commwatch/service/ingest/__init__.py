@@ -1,0 +1,1 @@
+"""Takes the streams of ranks: the only place that reads wire messages."""
