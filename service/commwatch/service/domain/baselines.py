@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from commwatch.service.domain.compare import Difference, environment_differences
 from commwatch.service.domain.runs import Run
+from commwatch.service.domain.wording import short_id
 
 MAX_UNEQUAL = 3
 """Runs of an unequal environment that are named when no other could be the baseline."""
@@ -146,7 +147,7 @@ def _why_none(head: Run, unequal: Sequence[Unequal], ancestors: int) -> str:
         fields = ", ".join(f"{found.field} {found.base} instead of {found.head}" for found in nearest.differences)
         return (
             f"No ancestor has a run of {head.workload} in this environment; "
-            f"the nearest, {nearest.run.id[:8]} at {nearest.run.commit_sha[:8]}, differs in {fields}."
+            f"the nearest, {short_id(nearest.run.id)} at {nearest.run.commit_sha[:8]}, differs in {fields}."
         )
     if not head.commit_sha:
         return "The commit of the run is unknown, so it has no ancestors. Set COMMWATCH_COMMIT, or accept a run."

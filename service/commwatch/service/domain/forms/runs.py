@@ -10,6 +10,7 @@ from commwatch.service.domain.runs import Environment, Rank, Run
 from commwatch.service.domain.sites import Site
 from commwatch.service.domain.steady import LeftOut
 from commwatch.service.domain.steady_run import SteadyRun, SteadySite
+from commwatch.service.domain.wording import short_id
 
 
 def run_to_json(run: Run) -> Form:
@@ -19,6 +20,7 @@ def run_to_json(run: Run) -> Form:
         accepted = {"reason": run.accepted_reason, "author": run.accepted_by, "unix_ns": run.accepted_unix_ns}
     return {
         "id": run.id,
+        "short_id": short_id(run.id),
         "project": run.project,
         "workload": run.workload,
         "commit": run.commit_sha,
