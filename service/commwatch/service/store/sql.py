@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -25,6 +26,14 @@ class SqlStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def __enter__(self) -> SqlStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         """Release every connection. Idempotent."""
