@@ -17,7 +17,7 @@ from commwatch.service.app import serve as serve_app
 from commwatch.service.listening import Address, AddressError, PortError
 from commwatch.service.settings import Settings
 from commwatch.service.store.contract import Store, StoreError
-from commwatch.service.store.opening import database_url, open_store
+from commwatch.service.store.opening import database_url, open_store, shown_url
 
 EXIT_INFRASTRUCTURE = 4
 
@@ -82,7 +82,7 @@ async def _serve(store: Store, settings: Settings, url: str) -> None:
             loop.remove_signal_handler(number)
 
     def ready(where: Ready) -> None:
-        click.echo(f"commwatch ready: http {where.http_url}  grpc {where.grpc_address}  db {url}")
+        click.echo(f"commwatch ready: http {where.http_url}  grpc {where.grpc_address}  db {shown_url(url)}")
         sys.stdout.flush()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -74,7 +74,6 @@ class IngestServicer:
         except asyncio.CancelledError:
             if task not in self._taken_over:
                 raise
-            self._taken_over.discard(task)
             await context.abort(grpc.StatusCode.ABORTED, "a newer stream of this rank took over")
         except _EndError as end:
             await context.abort(end.code, end.details)
@@ -83,6 +82,8 @@ class IngestServicer:
         except Exception as error:  # noqa: BLE001  # the edge of the process: one stream's failure must not be another's
             self._failures.warning("stream failed", error)
             await context.abort(grpc.StatusCode.INTERNAL, "the service failed to store this; its log says why")
+        finally:
+            self._taken_over.discard(task)
 
     async def _serve(self, context: _Context) -> None:
         hello = await self._read_hello(context)

@@ -149,7 +149,9 @@ class Session:
 
     async def _take_definitions(self, messages: Sequence[ingest_pb2.Definition]) -> None:
         """Store them at once: the frames that want them come again."""
-        read = [await self._read_definition(message) for message in messages]
+        # Ranks that begin together are asked for the same bodies: what is stored by now is not read again.
+        stored = await self._known.lookup(self._project, {message.hash.hex() for message in messages})
+        read = [await self._read_definition(message) for message in messages if message.hash.hex() not in stored]
         bodies = {body.hash: body for body in read if body is not None}
         followers = [body for body in bodies.values() if isinstance(body, (Shapes, Lines))]
         patterns = {body.pattern_hash for body in followers}

@@ -19,6 +19,14 @@ def database_url(db: str) -> str:
     return db if "://" in db else f"sqlite:///{Path(db).expanduser().resolve()}"
 
 
+def shown_url(url: str) -> str:
+    """The URL without its password, for messages."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url
+
+
 def open_store(url: str, *, migrate: bool) -> SqlStore:
     """Open a database and check its schema; with ``migrate``, create or upgrade it first.
 
@@ -32,7 +40,7 @@ def open_store(url: str, *, migrate: bool) -> SqlStore:
     except DatabaseError as error:
         database.close()
         raise StoreError(
-            f"{url} is not a database commwatch can read ({error.orig}). "
+            f"{shown_url(url)} is not a database commwatch can read ({error.orig}). "
             "Name another file with --db, or move this one away."
         ) from error
     except StoreError as error:
@@ -40,7 +48,7 @@ def open_store(url: str, *, migrate: bool) -> SqlStore:
         if isinstance(error, SchemaError):
             raise
         raise StoreError(
-            f"Cannot open {url}: {error} Check the path and its permissions, or name one with --db."
+            f"Cannot open {shown_url(url)}: {error} Check the path and its permissions, or name one with --db."
         ) from error
     return SqlStore(database)
 
@@ -66,17 +74,17 @@ def _check(database: Database, url: str, migrate: bool) -> None:
         revision = migrations.current(connection)
         foreign = revision is None and inspect(connection).get_table_names() != []
     if foreign:
-        raise SchemaError(f"{url} holds tables that are not commwatch's. Name another database with --db.")
+        raise SchemaError(f"{shown_url(url)} holds tables that are not commwatch's. Name another database with --db.")
     if revision is not None and not migrations.knows(revision):
         raise SchemaError(
-            f"{url} has schema {revision}, newer than this release's {migrations.head()}. "
+            f"{shown_url(url)} has schema {revision}, newer than this release's {migrations.head()}. "
             "Upgrade commwatch (pip install --upgrade 'commwatch[service]'), or name another database with --db."
         )
     if revision == migrations.head():
         return
     if not migrate:
         raise SchemaError(
-            f"{url} has schema {revision or 'none'}, this release needs {migrations.head()}. "
+            f"{shown_url(url)} has schema {revision or 'none'}, this release needs {migrations.head()}. "
             "Run `commwatch serve`, which upgrades it."
         )
     with database.writing() as connection:

@@ -48,3 +48,10 @@ def test_downgrade_leaves_an_empty_database(tmp_path: Path) -> None:
         command.downgrade(migrations.configuration(connection), "base")
         assert inspect(connection).get_table_names() == ["alembic_version"]
     engine.dispose()
+
+
+def test_a_revision_never_imports_the_models() -> None:
+    revisions = list((Path(migrations.__file__).parent / "versions").glob("*.py"))
+    assert [path.name for path in revisions] == ["0001_first_schema.py"]
+    for path in revisions:
+        assert "commwatch" not in path.read_text()
