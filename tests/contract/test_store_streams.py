@@ -165,6 +165,18 @@ def test_a_run_is_complete_when_every_rank_said_clean_goodbye(store: Store) -> N
     assert (run.state, run.ended_unix_ns, run.last_seen_unix_ns) == ("complete", NOW + 2 * SECOND, NOW + 2 * SECOND)
 
 
+def test_one_process_that_stands_for_all_ranks_completes_the_run(store: Store) -> None:
+    alone = dataclasses.replace(hello(world_size=64), reporting_ranks=1)
+    store.open_stream(alone, NOW)
+    run = store.run(run_id(1))
+    assert run is not None
+    assert (run.world_size, run.expected_ranks, run.state) == (64, 1, "running")
+    store.apply([StreamWrite(key(), "default", goodbye=goodbye())], NOW)
+    assert store.run(run_id(1)).state == "complete"  # type: ignore[union-attr]
+    store.open_stream(hello(attempt=1, world_size=2), NOW)
+    assert store.run(run_id(1)).expected_ranks == 2  # type: ignore[union-attr]
+
+
 def test_a_rank_that_never_came_keeps_the_run_from_being_complete(store: Store) -> None:
     store.open_stream(hello(world_size=2), NOW)
     store.apply([StreamWrite(key(), "default", goodbye=goodbye())], NOW)

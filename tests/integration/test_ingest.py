@@ -321,6 +321,7 @@ def test_a_second_stream_of_a_rank_takes_over(run: Run) -> None:
     [
         ({"run_id": "nonsense"}, "hello: run_id is 'nonsense', not a UUID"),
         ({"world_size": 0}, "hello: rank is 0 of a world size of 0"),
+        ({"reporting_ranks": 2}, "hello: reporting_ranks is 2 of a world size of 1"),
         ({"project": " "}, "hello: project is empty"),
         ({"workload": "x" * 300}, "hello: workload has 300 characters, more than 256"),
         ({"started_unix_ns": 2**63}, f"hello: started_unix_ns is {2**63}, more than {2**63 - 1}"),

@@ -149,6 +149,7 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("world_size", sa.Integer(), nullable=False),
+        sa.Column("reporting_ranks", sa.Integer(), nullable=False),
         sa.Column("started_unix_ns", sa.BigInteger(), nullable=False),
         sa.Column("last_seen_unix_ns", sa.BigInteger(), nullable=False),
         sa.Column("ended_unix_ns", sa.BigInteger(), nullable=True),

@@ -44,6 +44,8 @@ def read_hello(message: ingest_pb2.Hello) -> Hello:
     """Who reports."""
     rank, world_size = small(message.rank, "rank"), small(message.world_size, "world_size")
     require(rank < world_size, f"rank is {rank} of a world size of {world_size}")
+    reporting = message.reporting_ranks
+    require(reporting <= world_size, f"reporting_ranks is {reporting} of a world size of {world_size}")
     return Hello(
         key=RankKey(canonical_uuid(message.run_id, "run_id"), small(message.attempt, "attempt"), rank),
         project=_given(message.project, "project"),
@@ -56,6 +58,7 @@ def read_hello(message: ingest_pb2.Hello) -> Hello:
         agent_version=name(message.agent_version, "agent_version"),
         started_unix_ns=big(message.started_unix_ns, "started_unix_ns"),
         script=name(message.script, "script", PATH_CHARS),
+        reporting_ranks=reporting,
     )
 
 

@@ -92,7 +92,7 @@ class Store(Protocol):
     def mark_lost(self, silent_since_unix_ns: int, now_unix_ns: int) -> list[RankKey]:
         """Mark live ranks that were last seen before ``silent_since_unix_ns`` lost, and close runs that ended by it.
 
-        Runs whose ranks all ended, but fewer than ``world_size`` of them ever said hello, are closed as lost too,
+        Runs whose ranks all ended, but fewer than are expected ever said hello, are closed as lost too,
         once the last sign of life is that old. Returns the ranks.
         """
 

@@ -91,7 +91,7 @@ def read_ranges(connection: Connection, run_id: str) -> list[RankRanges]:
 
 
 def _select_runs() -> Select[tuple[object, ...]]:
-    own = ("commit_sha", "branch", "dirty", "script", "state", "attempt", "world_size")
+    own = ("commit_sha", "branch", "dirty", "script", "state", "attempt", "world_size", "reporting_ranks")
     times = ("started_unix_ns", "last_seen_unix_ns", "ended_unix_ns")
     return (
         select(

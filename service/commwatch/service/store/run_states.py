@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, select, update
 from commwatch.service.store.schema import ranks, runs
 
 
-def state_of(world_size: int, ranks_by_state: Mapping[str, int]) -> str:
-    """State of a run with so many ranks in each state.
+def state_of(reporting_ranks: int, ranks_by_state: Mapping[str, int]) -> str:
+    """State of a run of which so many ranks report, with so many ranks in each state.
 
     Ranks that never said hello keep it running: they may be about to. ``settle_incomplete`` ends the waiting.
     """
@@ -18,18 +18,20 @@ def state_of(world_size: int, ranks_by_state: Mapping[str, int]) -> str:
         return "running"
     if ranks_by_state.get("lost", 0) or ranks_by_state.get("exception", 0):
         return "lost"
-    return "complete" if ranks_by_state.get("clean", 0) >= world_size else "running"
+    return "complete" if ranks_by_state.get("clean", 0) >= reporting_ranks else "running"
 
 
 def settle(connection: Connection, run_ids: Collection[str], now_unix_ns: int) -> None:
     """Write the state of runs whose ranks changed theirs."""
     for run_id in sorted(run_ids):
         run = connection.execute(
-            select(runs.c.attempt, runs.c.world_size, runs.c.state, runs.c.ended_unix_ns).where(runs.c.id == run_id)
+            select(runs.c.attempt, runs.c.reporting_ranks, runs.c.state, runs.c.ended_unix_ns).where(
+                runs.c.id == run_id
+            )
         ).one()
         of_newest = (ranks.c.run_id == run_id) & (ranks.c.attempt == run.attempt)
         counted = connection.execute(select(ranks.c.state, func.count()).where(of_newest).group_by(ranks.c.state)).all()
-        state = state_of(run.world_size, {row[0]: row[1] for row in counted})
+        state = state_of(run.reporting_ranks, {row[0]: row[1] for row in counted})
         ended = None if state == "running" else run.ended_unix_ns or now_unix_ns
         if (state, ended) != (run.state, run.ended_unix_ns):
             connection.execute(update(runs).where(runs.c.id == run_id).values(state=state, ended_unix_ns=ended))

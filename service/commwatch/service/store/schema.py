@@ -98,9 +98,10 @@ runs = Table(
     _flag("dirty"),
     _text("script"),
     _text("state"),
-    # The newest attempt, and its number of ranks.
+    # The newest attempt, its number of ranks, and how many of them report: fewer where one process stands for all.
     _int("attempt"),
     _int("world_size"),
+    _int("reporting_ranks"),
     _big("started_unix_ns"),
     _big("last_seen_unix_ns"),
     _big("ended_unix_ns", nullable=True),

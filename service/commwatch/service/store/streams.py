@@ -79,7 +79,11 @@ def open_stream(database: Database, connection: Connection, hello: Hello, now_un
     elif run.project_id != project_id:
         raise ValueError(f"run {key.run_id} belongs to another project than {hello.project!r}")
     elif run.attempt < key.attempt:
-        newest = {"attempt": key.attempt, "world_size": hello.world_size}
+        newest = {
+            "attempt": key.attempt,
+            "world_size": hello.world_size,
+            "reporting_ranks": _reporting_ranks(hello),
+        }
         connection.execute(update(runs).where(runs.c.id == key.run_id).values(newest))
     cursor = _open_rank(database, connection, hello, now_unix_ns)
     database.many(connection, _TOUCH_RUN, [(now_unix_ns, key.run_id, now_unix_ns)])
@@ -92,10 +96,14 @@ def _insert_run(
 ) -> None:
     commit = hello.commit
     program = (commit.sha, commit.branch, commit.dirty, hello.script)
-    size = (hello.key.attempt, hello.world_size)
+    size = (hello.key.attempt, hello.world_size, _reporting_ranks(hello))
     times = (hello.started_unix_ns, now_unix_ns, None)
     row = (hello.key.run_id, project_id, workload_id, *program, "running", *size, *times)
     database.many(connection, _INSERT_RUN, [row])
+
+
+def _reporting_ranks(hello: Hello) -> int:
+    return hello.reporting_ranks or hello.world_size
 
 
 def _open_rank(database: Database, connection: Connection, hello: Hello, now_unix_ns: int) -> int:
