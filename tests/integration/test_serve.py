@@ -33,7 +33,7 @@ ALL = ingest_pb2.DefinitionBatch(definitions=[P, S, L, M])
 READY = re.compile(
     r"^commwatch ready: http (http://127\.0\.0\.1:(\d+))  grpc 127\.0\.0\.1:(\d+)  db (sqlite:///\S+)\n$"
 )
-COMMAND = [sys.executable, "-m", "commwatch.service.cli.serve"]
+COMMAND = [sys.executable, "-c", "import sys; from commwatch.service.cli import main; sys.exit(main())", "serve"]
 
 
 @dataclass

@@ -88,7 +88,3 @@ async def _serve(store: Store, settings: Settings, url: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     await serve_app(store, settings, ready=ready, stop=stop)
-
-
-if __name__ == "__main__":
-    serve()
