@@ -20,7 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.contract.agents import Agent
-from tests.contract.samples import run_id
+from tests.contract.samples import SECOND, run_id
+from tests.contract.samples import hello as stored_hello
 from tests.contract.wire_samples import L, M, P, S, facts, frames, goodbye, progress, step_range
 
 from commwatch.service.settings import Settings, markdown_rows
@@ -195,6 +196,28 @@ def test_a_silent_rank_is_lost_and_a_returning_one_is_not(starter: Starter) -> N
 
         asyncio.run(come_back())
         assert store.run(run_id(1)).state == "complete"  # type: ignore[union-attr]
+    assert served.end() == 0
+
+
+def test_ranks_get_time_to_come_back_after_a_restart(starter: Starter, tmp_path: Path) -> None:
+    """What ranks said while no service listened was not silence."""
+    db = tmp_path / "stopped.db"
+    with open_store(f"sqlite:///{db}", migrate=True) as store:
+        for rank in (0, 1):
+            store.open_stream(stored_hello(rank=rank, world_size=2), time.time_ns() - 3600 * SECOND)
+        served = starter.start("--db", str(db), COMMWATCH_LOST_AFTER_S="1.5")
+
+        async def come_back() -> None:
+            async with Agent(served.grpc_port) as agent:
+                await agent.hello(1, 0, 0, 2)
+                deadline = time.monotonic() + DEADLINE_S
+                while store.ranks(run_id(1))[1].state == "live":
+                    assert time.monotonic() < deadline
+                    await agent.send(heartbeat=ingest_pb2.Heartbeat(progress=progress()))
+                    await asyncio.sleep(0.05)
+                assert [rank.state for rank in store.ranks(run_id(1))] == ["live", "lost"]
+
+        asyncio.run(come_back())
     assert served.end() == 0
 
 

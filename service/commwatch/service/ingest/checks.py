@@ -15,9 +15,9 @@ PATH_CHARS = 1024
 TEXT_CHARS = 2000
 """Sentences: reasons, details, subjects of commits. Longer ones are cut, not refused: they identify nothing."""
 MAX_ANCESTORS = 200
-MAX_CALLS = 100_000
+MAX_CALLS = 200_000
 MAX_POSITIONS = 1_000_000
-MAX_SIZES = 100_000
+MAX_SIZES = 200_000
 MAX_TENSORS = 10_000
 MAX_DIMENSIONS = 64
 MAX_LINES = 4
