@@ -15,6 +15,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from commwatch.service.store.contract import StoreError, StoreUnavailableError
 
 BUSY_TIMEOUT_MS = 5_000
+POOL_SIZE = 16
+"""Connections that are kept open."""
+POOL_OVERFLOW = 48
+"""Connections beyond them at busy times: more than the threads that read, those of HTTP (40) included."""
 _CHUNK = 500
 
 
@@ -26,14 +30,16 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
+        shown = url
         try:
             parsed = make_url(url)
+            shown = parsed.render_as_string(hide_password=True)
             self.sqlite = parsed.get_backend_name() == "sqlite"
-            self._engine = create_engine(parsed, pool_timeout=BUSY_TIMEOUT_MS / 1000)
+            self._engine = create_engine(
+                parsed, pool_size=POOL_SIZE, max_overflow=POOL_OVERFLOW, pool_timeout=BUSY_TIMEOUT_MS / 1000
+            )
         except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
-            raise StoreError(
-                f"{url!r} is not a database this release can open ({error}). Use --db sqlite:///PATH."
-            ) from None
+            raise StoreError(f"{shown!r} is not a database this release can open ({error}). Use --db PATH.") from None
         self._write_lock = threading.Lock()
         if self.sqlite:
             _prepare_sqlite(self._engine)

@@ -92,6 +92,13 @@ def test_an_unknown_engine_is_refused_in_words(url: str) -> None:
         open_store(url, migrate=True)
 
 
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(StoreError) as refused:
+        open_store("nonsense://ada:secret@host/db", migrate=True)
+    assert "secret" not in str(refused.value)
+    assert "nonsense://ada:***@host/db" in str(refused.value)
+
+
 def test_commits_survive_the_process_and_constraints_hold(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'new.db'}")
     with database.writing() as connection:
