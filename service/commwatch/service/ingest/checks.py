@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence, Sized
 
@@ -24,6 +25,7 @@ MAX_LINES = 4
 MAX_MODULES = 100_000
 MAX_MESH_DIMENSIONS = 16
 HASH_BYTES = 16
+_COMMIT = re.compile(r"[0-9a-z][0-9a-z._+/:@-]{0,63}")
 
 
 class MalformedError(Exception):
@@ -99,8 +101,7 @@ def canonical_uuid(value: str, what: str) -> str:
 
 
 def commit_sha(value: str, what: str) -> str:
-    """A full commit hash of git (SHA-1 or SHA-256), or empty."""
-    text = value.lower()
-    hexadecimal = all(character in "0123456789abcdef" for character in text)
-    require(not text or (len(text) in (40, 64) and hexadecimal), f"{what} is {value[:70]!r}, not a full commit hash")
+    """A commit, or empty: a full hash of git, or what a variable names where there is no git. Case is no part of it."""
+    text = value.strip().lower()
+    require(not text or _COMMIT.fullmatch(text) is not None, f"{what} is {value[:70]!r}, not a commit")
     return text

@@ -151,8 +151,8 @@ def test_malformed_ranges_are_refused_with_the_reason(fields: dict[str, object],
 @pytest.mark.parametrize(
     ("commit", "reason"),
     [
-        (ingest_pb2.Commit(sha="abc"), "the commit is 'abc', not a full commit hash"),
-        (ingest_pb2.Commit(sha="z" * 40), f"the commit is '{'z' * 40}', not a full commit hash"),
+        (ingest_pb2.Commit(sha="a b"), "the commit is 'a b', not a commit"),
+        (ingest_pb2.Commit(sha="a" * 65), f"the commit is '{'a' * 65}', not a commit"),
         (ingest_pb2.Commit(ancestors=["a" * 40]), "the commit's ancestors repeat or lack it"),
         (ingest_pb2.Commit(sha="a" * 40, ancestors=["a" * 40]), "the commit's ancestors repeat or lack it"),
         (ingest_pb2.Commit(sha="a" * 40, ancestors=["b" * 40] * 201), "201 ancestors, more than 200"),
@@ -164,6 +164,16 @@ def test_malformed_commits_are_refused_with_the_reason(commit: ingest_pb2.Commit
     with pytest.raises(MalformedError) as refused:
         wire.read_hello(message)
     assert str(refused.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("sha", "read"),
+    [("", ""), ("ABC" + "0" * 37, "abc" + "0" * 37), ("release/2.13", "release/2.13"), (" 17:4 ", "17:4")],
+)
+def test_a_commit_need_not_be_of_git(sha: str, read: str) -> None:
+    message = sent.hello()
+    message.commit.CopyFrom(ingest_pb2.Commit(sha=sha))
+    assert wire.read_hello(message).commit.sha == read
 
 
 def test_long_sentences_are_cut_and_nul_is_replaced() -> None:
