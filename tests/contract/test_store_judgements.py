@@ -48,6 +48,19 @@ def test_a_run_without_a_commit_has_no_ancestors(store: Store) -> None:
     assert store.run(run_id(1)).commit_subject == ""  # type: ignore[union-attr]
 
 
+def test_the_first_rank_that_names_a_commit_gives_it_to_the_run(store: Store) -> None:
+    unknown, named = Commit("", "", False, (), ""), Commit(sha(3), "main", True, (sha(2),), "Three")
+    store.open_stream(hello(1, rank=1, world_size=3, commit=unknown), NOW)
+    store.open_stream(hello(1, rank=0, world_size=3, commit=named), NOW)
+    store.open_stream(hello(1, rank=2, world_size=3, commit=unknown), NOW)
+    store.open_stream(hello(1, rank=2, world_size=3, commit=Commit(sha(9), "side", False, (), "")), NOW)
+    run = store.run(run_id(1))
+    assert run is not None
+    assert (run.commit_sha, run.commit_subject, run.branch, run.dirty) == (sha(3), "Three", "main", True)
+    assert store.first_parents("default", sha(3)) == [sha(2)]
+    assert store.commit_shas("default", sha(9)) == []
+
+
 def test_commits_are_found_by_prefix(store: Store) -> None:
     commit = Commit("abc1" + "0" * 36, "main", False, ("abc2" + "0" * 36, "def0" + "0" * 36), "")
     store.open_stream(hello(1, commit=commit), NOW)

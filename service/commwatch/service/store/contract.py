@@ -74,7 +74,8 @@ class Store(Protocol):
         that was lost and says hello again is live again; so is its run. A rank that ended otherwise keeps its state:
         it has nothing new to say. A higher attempt supersedes: from its first hello on, the run's state is that of
         the new attempt. Raises ValueError when the run belongs to another project; where ranks of one run differ in
-        workload, commit or script, the first to say hello counts.
+        workload or script, the first to say hello counts. The commit is that of the first hello that names one: most
+        ranks do not look for it.
         """
 
     def apply(self, writes: Sequence[StreamWrite], now_unix_ns: int) -> None:

@@ -78,13 +78,15 @@ def open_stream(database: Database, connection: Connection, hello: Hello, now_un
         _insert_run(database, connection, hello, project_id, workload_id, now_unix_ns)
     elif run.project_id != project_id:
         raise ValueError(f"run {key.run_id} belongs to another project than {hello.project!r}")
-    elif run.attempt < key.attempt:
-        newest = {
-            "attempt": key.attempt,
-            "world_size": hello.world_size,
-            "reporting_ranks": _reporting_ranks(hello),
-        }
-        connection.execute(update(runs).where(runs.c.id == key.run_id).values(newest))
+    else:
+        news: dict[str, object] = {}
+        if run.attempt < key.attempt:
+            news = {"attempt": key.attempt, "world_size": hello.world_size, "reporting_ranks": _reporting_ranks(hello)}
+        if hello.commit.sha and not run.commit_sha:
+            write_chain(database, connection, project_id, hello.commit)
+            news |= {"commit_sha": hello.commit.sha, "branch": hello.commit.branch, "dirty": hello.commit.dirty}
+        if news:
+            connection.execute(update(runs).where(runs.c.id == key.run_id).values(news))
     cursor = _open_rank(database, connection, hello, now_unix_ns)
     database.many(connection, _TOUCH_RUN, [(now_unix_ns, key.run_id, now_unix_ns)])
     settle(connection, {key.run_id}, now_unix_ns)
