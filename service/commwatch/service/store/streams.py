@@ -82,7 +82,7 @@ def open_stream(database: Database, connection: Connection, hello: Hello, now_un
         news: dict[str, object] = {}
         if run.attempt < key.attempt:
             news = {"attempt": key.attempt, "world_size": hello.world_size, "reporting_ranks": _reporting_ranks(hello)}
-        if hello.commit.sha and not run.commit_sha:
+        if (hello.commit.sha or hello.commit.branch) and not (run.commit_sha or run.branch):
             write_chain(database, connection, project_id, hello.commit)
             news |= {"commit_sha": hello.commit.sha, "branch": hello.commit.branch, "dirty": hello.commit.dirty}
         if news:
