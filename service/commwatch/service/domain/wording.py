@@ -58,6 +58,8 @@ def payload_sentence(growth: PayloadGrowth) -> str:
     if growth.unexplained is None or growth.base.exact is None or growth.head.exact is None:
         return f"payload per step: {both}"
     delta = growth.head.exact - growth.base.exact
+    if delta == 0:
+        return f"payload per step unchanged: {payload_in_words(growth.base)} over all ranks"
     return f"{_signed_bytes(delta)} payload per step{_percent(delta, growth.base.exact)}: {both}"
 
 

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from commwatch.service.domain.alerts import Alert
+from commwatch.service.domain.alerts import Alert, AlertEvent
 from commwatch.service.domain.records import Pattern
 from commwatch.service.domain.runs import Rank, Run
 from commwatch.service.domain.steady import NotSteady, choose, pattern_hashes
@@ -18,13 +18,16 @@ MAX_REMEMBERED_RUNS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """All there is to say about one run. ``compared`` is (base run, verdict, reason) of its newest comparison."""
+    """All there is to say about one run.
+
+    ``compared`` is (base run, verdict, reason) of its newest comparison; ``alerts`` come with their history.
+    """
 
     run: Run
     ranks: tuple[Rank, ...]
     steady: SteadyRun | NotSteady
     compared: tuple[str | None, str, str] | None
-    alerts: tuple[Alert, ...]
+    alerts: tuple[tuple[Alert, tuple[AlertEvent, ...]], ...]
 
 
 def load_steady(store: Store, run: Run) -> SteadyRun | NotSteady:
@@ -49,7 +52,7 @@ def show(store: Store, run_id: str) -> RunReport:
         ranks=tuple(store.ranks(run_id)),
         steady=load_steady(store, run),
         compared=store.compared(run_id),
-        alerts=tuple(store.alerts(run_id=run_id)),
+        alerts=tuple((alert, tuple(store.alert_events(alert.id))) for alert in store.alerts(run_id=run_id)),
     )
 
 

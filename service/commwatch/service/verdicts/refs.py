@@ -24,10 +24,11 @@ _FULL_SHA_LENGTH = 40
 
 
 class RefError(Exception):
-    """Root of what can be wrong with a name. ``matches`` are what to type instead, nearest first."""
+    """Root of what can be wrong with a name, ``ref``. ``matches`` are what to type instead, nearest first."""
 
     def __init__(self, message: str, matches: Sequence[str] = ()) -> None:
         super().__init__(message)
+        self.ref = ""
         self.message = message
         self.matches = list(matches)[:MAX_MATCHES]
 
@@ -64,6 +65,14 @@ def resolve(store: Store, project: str, ref: str, workload: str | None = None) -
 
 def find(store: Store, project: str, ref: str, workload: str | None = None) -> Resolved:
     """Every run a name stands for. Raises RefError; AmbiguousRefError when they are of several workloads."""
+    try:
+        return _find(store, project, ref, workload)
+    except RefError as error:
+        error.ref = ref
+        raise
+
+
+def _find(store: Store, project: str, ref: str, workload: str | None) -> Resolved:
     if not ref or len(ref) > MAX_REF_LENGTH:
         raise UnknownRefError(f"A run, commit or branch has 1 to {MAX_REF_LENGTH} characters.")
     run = store.run(ref.lower())

@@ -13,12 +13,11 @@ from commwatch.service.domain.forms.alerts import alert_to_json
 from commwatch.service.domain.forms.numbers import VERSION, Form
 from commwatch.service.domain.forms.runs import run_to_json
 from commwatch.service.store.contract import Store
-from commwatch.service.web.forms import gate_form, report_form, verdict_form
+from commwatch.service.web.forms import DEFAULT_PROJECT, gate_form, report_form, verdict_form
 
 MAX_RUNS = 200
 MAX_OFFSET = 100_000
 MAX_ALERTS = 500
-DEFAULT_PROJECT = "default"
 
 Name = Annotated[str, Query(min_length=1, max_length=255)]
 OptionalName = Annotated[str | None, Query(min_length=1, max_length=255)]
@@ -53,7 +52,9 @@ def router(store: Store, clock: Callable[[], int]) -> APIRouter:
         return {
             "version": VERSION,
             "run": run_to_json(verdicts.resolve(store, project, run.id)),
-            "accepted_alerts": [alert_to_json(alert) for alert in accepted if alert.id in closed],
+            "accepted_alerts": [
+                alert_to_json(alert, store.alert_events(alert.id)) for alert in accepted if alert.id in closed
+            ],
         }
 
     return routes

@@ -1,4 +1,4 @@
-"""Errors as JSON: ``{"error": {"code", "message", "matches"}}``."""
+"""Errors as JSON: ``{"error": {"code", "message", "matches", "ref"}}``."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
 
 
-def error_response(status: int, code: str, message: str, matches: Sequence[str] = ()) -> JSONResponse:
-    """One error."""
-    return JSONResponse({"error": {"code": code, "message": message, "matches": list(matches)}}, status)
+def error_response(
+    status: int, code: str, message: str, matches: Sequence[str] = (), ref: str | None = None
+) -> JSONResponse:
+    """One error. ``ref`` is the name it is about."""
+    return JSONResponse({"error": {"code": code, "message": message, "matches": list(matches), "ref": ref}}, status)
 
 
 def _ref_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, verdicts.RefError)
     if isinstance(error, verdicts.AmbiguousRefError):
-        return error_response(422, "ambiguous_ref", error.message, error.matches)
+        return error_response(422, "ambiguous_ref", error.message, error.matches, error.ref)
     code = "no_run" if isinstance(error, verdicts.NoRunError) else "unknown_ref"
-    return error_response(404, code, error.message, error.matches)
+    return error_response(404, code, error.message, error.matches, error.ref)
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
@@ -41,7 +43,7 @@ def _invalid(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _unavailable(_request: Request, _error: Exception) -> JSONResponse:
-    # The store's own message may name the database's host and user: it goes to the log of the service, not to clients.
+    # The store's own message may name the database's host and user: clients get another one.
     return error_response(503, "store_unavailable", "The database cannot answer now; try again in a few seconds.")
 
 

@@ -11,6 +11,7 @@ from commwatch.service.domain.steady import NotSteady
 from commwatch.service.domain.wording import short_id
 from commwatch.service.verdicts import RunReport, Verdict
 
+DEFAULT_PROJECT = "default"
 GATE_EXIT_CODES = {"same": 0, "changed": 0, "regression": 1, "no_verdict": 3}
 
 
@@ -29,7 +30,7 @@ def report_form(report: RunReport) -> Form:
         "steady": None if isinstance(steady, NotSteady) else steady_to_json(steady),
         "reasons": [reason_to_json(reason) for reason in reasons],
         "compared": compared,
-        "alerts": [alert_to_json(alert) for alert in report.alerts],
+        "alerts": [alert_to_json(alert, events) for alert, events in report.alerts],
     }
 
 
@@ -59,7 +60,8 @@ def gate_form(verdict: Verdict, *, strict: bool) -> Form:
     """A comparison, and what a gate makes of it."""
     accept = None
     if verdict.head is not None and verdict.verdict == "regression":
-        accept = f"commwatch accept {short_id(verdict.head.id)} --reason TEXT"
+        project = "" if verdict.head.project == DEFAULT_PROJECT else f" --project {verdict.head.project}"
+        accept = f"commwatch accept {short_id(verdict.head.id)}{project} --reason TEXT"
     return {
         **verdict_form(verdict),
         "strict": strict,
