@@ -17,6 +17,8 @@ MAX_MATCHES = 5
 MAX_RUNS_AT_REF = 200
 """Runs of one commit that are looked at, newest first."""
 MAX_REF_LENGTH = 255
+MAX_HEADS = 10
+"""Commits of a branch's newest runs among which its head is looked for."""
 
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F-]+")
 _ANCESTOR = re.compile(r"(?P<branch>.+)~(?P<number>\d{1,6})?")
@@ -90,13 +92,13 @@ def _find(store: Store, project: str, ref: str, workload: str | None) -> Resolve
 
 def _commits_of_branch(store: Store, project: str, ref: str) -> list[str]:
     """Commits a branch or ``branch~n`` may stand for, in the order to try; empty when it names no branch."""
-    heads = store.branch_heads(project, ref)
+    heads = _heads(store, project, ref)
     if heads:
         return heads
     match = _ANCESTOR.fullmatch(ref)
     if match is None:
         return []
-    heads = store.branch_heads(project, match["branch"])
+    heads = _heads(store, project, match["branch"])
     if not heads:
         return []
     number = int(match["number"] or 1)
@@ -109,6 +111,16 @@ def _commits_of_branch(store: Store, project: str, ref: str) -> list[str]:
             [f"{match['branch']}~{len(ancestors)}"] if ancestors else [match["branch"]],
         )
     return [ancestors[number - 1]]
+
+
+def _heads(store: Store, project: str, branch: str) -> list[str]:
+    """Commits of a branch's newest runs, its head first: a newer run of an older commit does not move it back."""
+    heads = store.branch_heads(project, branch)
+    head = heads[0] if heads else ""
+    for sha in heads[1:MAX_HEADS]:
+        if head in store.first_parents(project, sha):
+            head = sha
+    return [head, *(sha for sha in heads if sha != head)] if heads else []
 
 
 def _by_prefix(store: Store, project: str, ref: str) -> tuple[Run | None, list[str]]:
