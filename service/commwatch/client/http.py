@@ -24,6 +24,13 @@ def default_url() -> str:
     return os.environ.get("COMMWATCH_URL") or DEFAULT_URL
 
 
+def _on_loopback(url: str) -> bool:
+    try:
+        return urlsplit(url).hostname in _LOOPBACK
+    except ValueError:
+        return False  # The first request says what is wrong with it.
+
+
 class Client:
     """Asks a service. Names of runs are ids, prefixes, branches or ``branch~n``. Methods raise ``ClientError``.
 
@@ -34,7 +41,7 @@ class Client:
         self.url = (url or default_url()).rstrip("/")
         self.project = project
         # A proxy of the environment cannot reach this machine's own loopback.
-        self._http = httpx.Client(timeout=timeout_s, trust_env=urlsplit(self.url).hostname not in _LOOPBACK)
+        self._http = httpx.Client(timeout=timeout_s, trust_env=not _on_loopback(self.url))
 
     def __enter__(self) -> Client:
         return self

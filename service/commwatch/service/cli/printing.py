@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import click
 from rich.console import Console
@@ -15,6 +15,7 @@ from commwatch.client import forms
 from commwatch.service.domain.steady import ranks_in_words
 
 MAX_COLUMNS = 100
+MIN_CUT_COLUMNS = 6
 _SECOND_NS = 1_000_000_000
 _STYLES = {"alert": "red", "warn": "yellow", "info": "cyan"}
 
@@ -24,17 +25,24 @@ def columns() -> int:
     return min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = (), fold: str = "") -> None:
-    """Print a table. Columns named in ``right`` are numbers; the one named ``fold`` wraps, others are cut."""
-    numbers = set(right)
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    fold: str = "",
+    cut: Collection[str] = (),
+) -> None:
+    """Print a table. Columns in ``right`` are numbers; where width is short, ``fold`` wraps and ``cut`` are cut."""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for header in headers:
+    for place, header in enumerate(headers):
+        widest = max(len(text) for text in (header, *(row[place] for row in rows)))
         shown.add_column(
             header,
-            justify="right" if header in numbers else "left",
+            justify="right" if header in right else "left",
             no_wrap=header != fold,
             overflow="fold" if header == fold else "ellipsis",
-            min_width=len(header),
+            min_width=min(widest, MIN_CUT_COLUMNS if header in cut else len(header) if header == fold else widest),
         )
     for row in rows:
         shown.add_row(*row)

@@ -31,7 +31,8 @@ def _print(found: forms.Runs, now_unix_ns: int) -> None:
         click.echo("No runs yet. Start a job with COMMWATCH_ENDPOINT=HOST:PORT, or try `commwatch demo`.")
         return
     rows = [_row(run, now_unix_ns) for run in found["runs"]]
-    printing.table(_HEADERS, rows, right=("ranks", "steps", "calls/step", "alerts", "age"))
+    numbers = ("ranks", "steps", "calls/step", "alerts", "age")
+    printing.table(_HEADERS, rows, right=numbers, cut=("workload", "branch"))
     if found["next_offset"] is not None:
         click.echo(f"There are more: --limit {min(2 * len(found['runs']), 200)} shows them.")
 

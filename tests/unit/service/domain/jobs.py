@@ -118,7 +118,10 @@ def modules(counts: Mapping[str, int]) -> Modules:
 
 @dataclass(frozen=True)
 class Job:
-    """A run. ``steps`` are those of every rank; ``of_rank`` overrides the step of single ranks."""
+    """A run. ``steps`` are those of every rank; ``of_rank`` overrides the step of single ranks.
+
+    ``commit`` is a number of the straight history, unless ``sha`` and ``parents`` name a real one.
+    """
 
     number: int = 1
     step: Step = ()
@@ -136,6 +139,8 @@ class Job:
     backend: str = "gloo"
     state: str = "complete"
     accepted: str | None = None
+    sha: str = ""
+    parents: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -223,6 +228,8 @@ class Job:
         if self.has_commit:
             parents = ancestors(self.commit)
             commit = Commit(sha(self.commit), self.branch, self.dirty, parents, f"Commit {self.commit}")
+            if self.sha:
+                commit = replace(commit, sha=self.sha, ancestors=self.parents)
         default = "" if self.state == "running" else "clean"
         for rank in range(self.world_size):
             key = RankKey(self.id, 0, rank)
