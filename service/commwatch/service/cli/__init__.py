@@ -17,7 +17,7 @@ EXIT_USAGE = 2
 AGENT_COMMANDS = {
     "run": "Run a command with recording on.",
     "doctor": "Say whether this Python would record, and where it would send.",
-    "upload": "Send what a spool directory still holds.",
+    "upload": "Send spools that a forwarder left.",
 }
 SERVICE_COMMANDS = {
     "serve": "Take what ranks report, and answer questions about it.",
