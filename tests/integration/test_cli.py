@@ -77,8 +77,8 @@ def test_gate_fails_a_regression_and_says_what_why_and_how_to_accept(regressed: 
         "calls per step: 32 -> 64 over all ranks\n"
         "+32.8 kB payload per step (+100 %): 32.8 kB -> 65.5 kB over all ranks\n"
         "left out of base: ranks 0-3: 1 step before the steady pattern\n"
-        "Why it matters: 32 more calls in every step, and each makes all ranks of its group wait for the\n"
-        "slowest.\n"
+        "Why it matters: 32 more calls and 32.8 kB more payload in every step; each call makes all ranks of\n"
+        "its group wait for the slowest.\n"
         "If this is wanted, accept it:\n"
         "  commwatch accept 00000002-0000 --reason TEXT\n"
         "gate: exit 1 regression: 1 alert\n"
@@ -118,9 +118,9 @@ def test_warning_fails_only_with_strict(store: Store, run: Run) -> None:
     Job(1, GOOD, commit=7).feed(store)
     Job(2, (*GOOD, Calls("all_reduce", "lm_head", 1, 8)), commit=8).feed(store)
     code, out, _ = run("gate", "--base", "main~1", "--head", "main")
-    assert (code, out.splitlines()[-1]) == (0, "gate: exit 0 changed: 1 warn")
+    assert (code, out.splitlines()[-1]) == (0, "gate: exit 0 changed: 1 warning")
     code, out, _ = run("gate", "--base", "main~1", "--head", "main", "--strict")
-    assert (code, out.splitlines()[-1]) == (1, "gate: exit 1 regression: 1 warn")
+    assert (code, out.splitlines()[-1]) == (1, "gate: exit 1 regression: 1 warning")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import click
 from commwatch.client import forms
 from commwatch.service.cli import printing
 
+_SEVERITIES = (("alert", "alert", "alerts"), ("warn", "warning", "warnings"), ("info", "info", "info"))
+
 
 def print_sides(found: forms.Comparison) -> None:
     """Which runs, and why this base."""
@@ -37,10 +39,11 @@ def print_differences(found: forms.Comparison) -> None:
 
 
 def verdict_words(found: forms.Comparison) -> str:
-    """The verdict and how many changes it rests on: ``regression: 1 alert, 2 info``."""
+    """The verdict and how many changes it rests on: ``regression: 2 alerts, 1 warning, 3 info``."""
     verdict = found["verdict"].replace("_", " ")
-    severities = [change["severity"] for change in found["changes"]]
+    severities: list[str] = [change["severity"] for change in found["changes"]]
     if found["payload"] is not None and found["payload"]["severity"] == "alert":
         severities.append("alert")
-    counts = [f"{severities.count(name)} {name}" for name in ("alert", "warn", "info") if name in severities]
+    counted = [(severities.count(name), one, many) for name, one, many in _SEVERITIES]
+    counts = [f"{number} {one if number == 1 else many}" for number, one, many in counted if number]
     return f"{verdict}: {', '.join(counts)}" if counts else verdict

@@ -10,6 +10,7 @@ from commwatch.client import NotFoundError, forms
 from commwatch.service.cli import printing
 from commwatch.service.cli.asking import EXIT_NO_VERDICT, Asking, asks_service, error_form, with_git
 from commwatch.service.cli.comparison_text import print_differences, print_sides, verdict_words
+from commwatch.service.domain.wording import bytes_in_words
 
 
 @click.command()
@@ -59,7 +60,12 @@ def _why_it_matters(found: forms.Gate) -> str:
     head, base = found["head_calls"], found["base_calls"]
     assert head is not None
     assert base is not None
-    text = "in every step, each of these calls makes all ranks of its group wait for the slowest of them"
-    if head > base:
-        text = f"{head - base} more calls in every step, and each makes all ranks of its group wait for the slowest"
-    return f"{text}{'; --strict makes warnings fail' if found['strict'] else ''}."
+    more = [f"{head - base} more calls"] if head > base else []
+    payload = found["payload"]
+    assert payload is not None
+    before, after = payload["base"]["bytes"], payload["head"]["bytes"]
+    if before is not None and after is not None and after > before:
+        more.append(f"{bytes_in_words(after - before)} more payload")
+    what = " and ".join(more) or "other calls"
+    text = f"{what} in every step; each call makes all ranks of its group wait for the slowest"
+    return f"{text}{' (with --strict, warnings fail)' if found['strict'] else ''}."
