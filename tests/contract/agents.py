@@ -8,9 +8,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 from grpc import aio
-from tests.contract.wire_samples import hello as make_hello
 
 from commwatch.v1 import ingest_pb2
+from tests.contract.wire_samples import hello as make_hello
 
 DEADLINE_S = 20.0
 METHOD = "/commwatch.v1.IngestService/Report"

@@ -9,13 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.contract.wire_samples import L, M, P, S
-
 from commwatch.service.ingest.server import IngestServer, Limits
 from commwatch.service.ingest.writer import Writer
 from commwatch.service.store.contract import Store
 from commwatch.service.store.opening import open_store
 from commwatch.v1 import ingest_pb2
+from tests.contract.wire_samples import L, M, P, S
 
 ALL = ingest_pb2.DefinitionBatch(definitions=[P, S, L, M])
 

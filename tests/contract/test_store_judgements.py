@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.contract.samples import NOW, hello, run_id, sha
 
 from commwatch.service.domain.alerts import Alert, AlertEvent
 from commwatch.service.domain.records import Commit
 from commwatch.service.store.contract import Baseline, Store
+from tests.contract.samples import NOW, hello, run_id, sha
 
 
 def alert(number: int, run: int = 2, fingerprint: str = "v1:a") -> Alert:

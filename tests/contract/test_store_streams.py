@@ -6,6 +6,11 @@ import dataclasses
 import threading
 
 import pytest
+
+from commwatch.service.domain.records import BytesStatistics, Commit, Definition, Frame, MeshDimension
+from commwatch.service.domain.runs import Environment, RankRanges
+from commwatch.service.store.contract import RejectedFrame, Store, StreamWrite
+from commwatch.service.store.opening import open_store
 from tests.contract.samples import (
     NOW,
     SECOND,
@@ -24,11 +29,6 @@ from tests.contract.samples import (
     shapes,
     step_range,
 )
-
-from commwatch.service.domain.records import BytesStatistics, Commit, Definition, Frame, MeshDimension
-from commwatch.service.domain.runs import Environment, RankRanges
-from commwatch.service.store.contract import RejectedFrame, Store, StreamWrite
-from commwatch.service.store.opening import open_store
 
 BODIES: list[Definition] = [pattern(), shapes(), lines(), modules()]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 from google.protobuf.message import Message
-from tests.contract.samples import NOW, run_id, sha
 
 from commwatch.v1 import ingest_pb2, records_pb2
+from tests.contract.samples import NOW, run_id, sha
 
 PATTERN, SHAPES, LINES, MODULES = (
     ingest_pb2.DEFINITION_KIND_PATTERN,

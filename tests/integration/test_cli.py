@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.http_service import serving
-from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers, run_id, sha
 
 from commwatch.client import Client, RefusedError
 from commwatch.service.cli import main
@@ -19,6 +17,8 @@ from commwatch.service.domain.records import Line
 from commwatch.service.store.contract import Store
 from commwatch.service.store.opening import open_store
 from commwatch.service.verdicts import evaluate
+from tests.integration.http_service import serving
+from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers, run_id, sha
 
 GOOD = layers(4, Calls("all_reduce", "layers.*.wo", 2, 1024))
 GATHER = Calls("all_gather", "layers.*.wo", 2, 1024, cause=IMPLICIT, line=Line("model.py", 88, "forward"))

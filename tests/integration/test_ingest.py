@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from commwatch.service.ingest.server import Limits
+from commwatch.service.store.contract import StreamWrite
+from commwatch.v1 import ingest_pb2
 from tests.contract.agents import Agent
 from tests.contract.samples import key, run_id
 from tests.contract.serving import ALL, Service, ack, run, want
@@ -27,10 +31,6 @@ from tests.contract.wire_samples import (
     shapes,
     step_range,
 )
-
-from commwatch.service.ingest.server import Limits
-from commwatch.service.store.contract import StreamWrite
-from commwatch.v1 import ingest_pb2
 
 
 def test_a_rank_reports_from_hello_to_goodbye(tmp_path: Path) -> None:

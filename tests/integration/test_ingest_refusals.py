@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from commwatch.service.ingest.server import Limits
+from commwatch.v1 import ingest_pb2, records_pb2
 from tests.contract.agents import Agent
 from tests.contract.samples import run_id
 from tests.contract.serving import ALL, Service, ack, run, serving, want
@@ -24,9 +27,6 @@ from tests.contract.wire_samples import (
     shapes,
     step_range,
 )
-
-from commwatch.service.ingest.server import Limits
-from commwatch.v1 import ingest_pb2, records_pb2
 
 
 def test_a_malformed_frame_is_counted_and_the_stream_goes_on(tmp_path: Path) -> None:

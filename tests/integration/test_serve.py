@@ -19,15 +19,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.contract.agents import Agent
-from tests.contract.samples import SECOND, run_id
-from tests.contract.samples import hello as stored_hello
-from tests.contract.wire_samples import L, M, P, S, facts, frames, goodbye, progress, step_range
 
 from commwatch.service.settings import Settings, markdown_rows
 from commwatch.service.store.contract import Store
 from commwatch.service.store.opening import open_store
 from commwatch.v1 import ingest_pb2
+from tests.contract.agents import Agent
+from tests.contract.samples import SECOND, run_id
+from tests.contract.samples import hello as stored_hello
+from tests.contract.wire_samples import L, M, P, S, facts, frames, goodbye, progress, step_range
 
 DEADLINE_S = 40.0
 ALL = ingest_pb2.DefinitionBatch(definitions=[P, S, L, M])

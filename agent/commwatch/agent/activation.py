@@ -27,9 +27,7 @@ def arm() -> None:
 
     original = torch_private.group_creation()
     if original is None:
-        _log.warning(
-            "commwatch: not recording: this torch creates process groups in an unknown way"
-        )
+        _log.warning("commwatch: not recording: this torch creates process groups in an unknown way")
     elif original not in _wrappers:
         wrapper = _wrapped(original)
         _wrappers.append(wrapper)

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from commwatch.agent import identity
+from commwatch.agent.forwarder.start import start_forwarder
+from commwatch.agent.program.script import script_of
+from commwatch.agent.recorder import torch_private
+from commwatch.agent.recorder.recorder import Recorder
 from commwatch.agent.settings import SettingsError, load
 from commwatch.agent.spool.writer import SpoolWriter
 from commwatch.agent.version import version
-
-from commwatch.agent import identity, program
-from commwatch.agent.recorder import torch_private
-from commwatch.agent.recorder.recorder import Recorder
 from commwatch.v1 import ingest_pb2
 
 _log = logging.getLogger("commwatch")
@@ -91,7 +92,7 @@ def start(*, world_size: int, rank: int, backend: str, store: Any, environ: Mapp
         return
     import torch
 
-    script = program.script_of(sys.argv, sys.modules)
+    script = script_of(sys.modules)
     fake = "fake" in backend
     run_id, shared = identity.shared_run_id(store, environ, settings.run_id)
     if not shared and world_size > 1 and not fake:
@@ -122,7 +123,10 @@ def start(*, world_size: int, rank: int, backend: str, store: Any, environ: Mapp
         return
     _session = Session(script.root, spool)
     _session.begin()
-    spool.start_forwarder(environ)
+    try:
+        start_forwarder(spool.folder, script.root, environ, describe_only=settings.endpoint is None)
+    except OSError as error:
+        _log.warning("commwatch: nobody sends the records: %s; afterwards: `commwatch upload %s`", error, spool.folder)
 
 
 def _in_child() -> None:

@@ -33,6 +33,7 @@ class FactsReporter:
         self._sink = sink
         self._modules_hash = b""
         self._modules_version = -1
+        self._backend = ""
         self._sent: bytes | None = None
 
     def report(self) -> None:
@@ -41,10 +42,11 @@ class FactsReporter:
         if names.version != self._modules_version:
             self._modules_version = names.version
             self._modules_hash = self._sink.define(wire.MODULES, wire.modules(names.inventory()))
+        self._backend = backend_text() or self._backend  # groups may be gone when the process ends
         message = records_pb2.Facts(
             mesh=[records_pb2.MeshDimension(name=name, size=size) for name, size in self._observer.groups.mesh],
             device_type="+".join(sorted(self._observer.device_types)),
-            backend=backend_text(),
+            backend=self._backend,
             compile_mode="compile" if torch_private.compiled_frames() else "eager",
             modules_hash=self._modules_hash,
         )

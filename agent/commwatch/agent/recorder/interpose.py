@@ -1,7 +1,10 @@
-"""Puts a Python kernel in front of every collective's kernel, and takes it away again.
+"""Puts a Python kernel in front of every collective, and takes it away again.
 
-The recorder costs nothing per other op: only collectives pass here. ``Library._destroy`` restores the original
-kernels exactly.
+The kernel is registered for the key ``BackendSelect``: the last one before the backends' own, on every device, in every
+mode, and unused by these ops. So nothing of torch is replaced, and only collectives pass here.
+
+It hands over by ``redispatch_boxed``, which releases the GIL while the backend's kernel runs, as torch's own bindings
+do. A kernel that held it would deadlock with backend threads that need the GIL while they hold the backend's lock.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -25,14 +27,18 @@ _libraries: list[Any] = []
 _lock = threading.Lock()
 
 
-def _kernel(op: catalog.Op, original: Any) -> Callable[..., Any]:
-    call_boxed = original.call_boxed
+def _kernel(name: str, op: catalog.Op) -> Callable[..., Any]:
+    redispatch = torch_private.redispatcher(name)
+    behind = torch_private.KEYS_BEHIND
+    meta = torch_private.META
     sinks = _sinks
 
     def recorded(keyset: Any, *args: Any) -> Any:
-        for sink in sinks:
-            sink(op, args)
-        return call_boxed(keyset, *args)
+        keys = keyset & behind
+        if not keys.has(meta):  # tracing and fake tensors communicate nothing
+            for sink in sinks:
+                sink(op, args)
+        return redispatch(keys, *args)
 
     return recorded
 
@@ -40,16 +46,10 @@ def _kernel(op: catalog.Op, original: Any) -> Callable[..., Any]:
 def _install() -> None:
     library: Any = torch.library.Library
     libraries = {name: library(name, "IMPL") for name in catalog.NAMESPACES}
-    with warnings.catch_warnings():
-        # torch says once that a kernel was overridden: that is what happens here, on purpose.
-        warnings.simplefilter("ignore")
-        for name, op in catalog.all_ops():
-            namespace, _, rest = name.partition("::")
-            for key in torch_private.DISPATCH_KEYS:
-                if torch_private.has_kernel(name, key):
-                    original = torch.library.get_kernel(name, key)
-                    libraries[namespace].impl(rest, _kernel(op, original), key, with_keyset=True, allow_override=True)
     _libraries.extend(libraries.values())
+    for name, op in catalog.all_ops():
+        namespace, _, rest = name.partition("::")
+        libraries[namespace].impl(rest, _kernel(name, op), torch_private.KEY, with_keyset=True)
 
 
 def _uninstall() -> None:

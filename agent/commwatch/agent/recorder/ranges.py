@@ -68,6 +68,7 @@ class Range:
     statistics_steps: int = 0
     unsettled: int = 0
     unfinished: bool = False
+    sent_steps: int = 0
 
     def message(self) -> records_pb2.StepRange:
         """The record as it stands."""
@@ -105,6 +106,8 @@ class Ranges:
     def __init__(self, observer: Observer, sink: Sink, clock: Callable[[], float]) -> None:
         self.steps = 0
         self.current: Range | None = None
+        self.dropped_steps = 0
+        self.dropped_calls = 0
         self._observer = observer
         self._sink = sink
         self._clock = clock
@@ -186,8 +189,11 @@ class Ranges:
         ended = self.current
         if ended is None or ended.varies:
             return
-        if ended.steps > 1:
+        if ended.steps > ended.sent_steps:
             self._emit(ended)
+        lost = ended.steps - ended.sent_steps
+        self.dropped_steps += lost
+        self.dropped_calls += lost * len(ended.pattern.order)
 
     def _begin(self, began: Range) -> None:
         self._numbers += 1
@@ -199,8 +205,9 @@ class Ranges:
         if grown is self._window:
             grown.pattern = self._window_pattern(grown.pattern)
         self._settle(grown)
-        self._sink.append(grown.message())
-        self._grown.pop(grown.number, None)
+        if self._sink.append(grown.message()):
+            grown.sent_steps = grown.steps
+            self._grown.pop(grown.number, None)
 
     def _settle(self, merged: Range) -> None:
         """Put the newest steps into the statistics."""

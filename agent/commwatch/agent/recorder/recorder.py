@@ -52,7 +52,6 @@ class Recorder:
         self._home = threading.get_ident()
         self._finished_calls = 0
         self._dropped_calls = 0
-        self._dropped_steps = 0
         self._backward_seen = False
         self._sequence = torch_private.sequence_number()
         self._by_hand = False
@@ -154,8 +153,8 @@ class Recorder:
             range_steps=current.steps if current is not None else 0,
             steps=self._ranges.steps,
             calls=self._finished_calls + self._dropped_calls,
-            dropped_calls=self._dropped_calls,
-            dropped_steps=self._dropped_steps,
+            dropped_calls=self._dropped_calls + self._ranges.dropped_calls,
+            dropped_steps=self._ranges.dropped_steps,
         )
 
     # Failure

@@ -13,8 +13,12 @@ import torch.distributed as dist
 
 MINIMUM_TORCH = "2.9"
 
-# Keys a real collective reaches. `Meta` is left out: its kernels are Python ones that are called without a key set.
-DISPATCH_KEYS = ("CPU", "CUDA", "XPU", "HPU", "PrivateUse1", "SparseCPU", "SparseCUDA")
+KEY = "BackendSelect"
+"""The dispatch key the recorder takes: behind every mode and wrapper, before every backend."""
+
+_keyset_after: Any = getattr(torch._C, "_dispatch_keyset_full_after", None)
+KEYS_BEHIND: Any = _keyset_after(torch._C.DispatchKey.BackendSelect) if _keyset_after else None
+META: Any = torch._C.DispatchKey.Meta
 
 
 def missing() -> list[str]:
@@ -23,13 +27,13 @@ def missing() -> list[str]:
     if not dist.is_available():
         absent.append("torch.distributed")
         return absent
-    if not hasattr(torch.library, "get_kernel"):
-        absent.append(f"torch.library.get_kernel (torch >= {MINIMUM_TORCH})")
+    if KEYS_BEHIND is None or not hasattr(type(torch.ops.aten.mul.Tensor._handle), "redispatch_boxed"):
+        absent.append(f"OperatorHandle.redispatch_boxed (torch >= {MINIMUM_TORCH})")
     if not hasattr(dist.ProcessGroup, "unbox"):
         absent.append("torch.distributed.ProcessGroup.unbox")
     absent += [
         f"torch._C.{name}"
-        for name in ("_dispatch_get_all_op_names", "_dispatch_has_kernel_for_dispatch_key", "_current_autograd_node")
+        for name in ("_dispatch_get_all_op_names", "_current_autograd_node")
         if not hasattr(torch._C, name)
     ]
     if not hasattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr"):
@@ -45,21 +49,22 @@ def op_names(namespaces: tuple[str, ...]) -> list[str]:
     return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefixes))
 
 
-def has_kernel(op_name: str, key: str) -> bool:
-    """Whether a kernel is registered for the key itself."""
-    try:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op_name, key))
-    except RuntimeError:  # this build does not know the key
-        return False
+def overload(op_name: str) -> Any:
+    """The OpOverload behind a dispatcher name."""
+    namespace, _, rest = op_name.partition("::")
+    name, _, overload_name = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload_name or "default")
 
 
 def schema_arguments(op_name: str) -> list[tuple[str, str]]:
     """(name, type) of each argument of an op, in order."""
-    namespace, _, rest = op_name.partition("::")
-    name, _, overload = rest.partition(".")
-    op = getattr(getattr(torch.ops, namespace), name)
-    schema = getattr(op, overload or "default")._schema
-    return [(argument.name, str(argument.type)) for argument in schema.arguments]
+    return [(argument.name, str(argument.type)) for argument in overload(op_name)._schema.arguments]
+
+
+def redispatcher(op_name: str) -> Callable[..., Any]:
+    """Runs an op's kernel for a key set, without the GIL."""
+    redispatch: Callable[..., Any] = overload(op_name)._handle.redispatch_boxed
+    return redispatch
 
 
 current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.unit.service.domain.jobs import Job, ancestors, run_id, sha
 
 from commwatch.service.domain.baselines import (
     ChosenBaseline,
@@ -14,6 +13,7 @@ from commwatch.service.domain.baselines import (
     effective_base,
     path_between,
 )
+from tests.unit.service.domain.jobs import Job, ancestors, run_id, sha
 
 HEAD = Job(100, commit=9)
 

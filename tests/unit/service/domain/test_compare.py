@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.service.domain.jobs import IMPLICIT, TP, Calls, Job, Step, layers
 
 from commwatch.service.domain.changes import Change, Comparison, NoVerdict
 from commwatch.service.domain.compare import compare
 from commwatch.service.domain.policy import judge
 from commwatch.service.domain.records import Cause, Group, Line
 from commwatch.service.domain.wording import effect, payload_sentence, sentence
+from tests.unit.service.domain.jobs import IMPLICIT, TP, Calls, Job, Step, layers
 
 LINE = Line("model.py", 88, "forward")
 REDUCE = Calls("all_reduce", "layers.*.wo", 2)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from tests.unit.service.domain.jobs import Calls, Job, define, layers
 
 from commwatch.service.domain.records import BytesStatistics, Definition, Line, StepRange
 from commwatch.service.domain.runs import RankRanges
 from commwatch.service.domain.steady import Choice, LeftOut, NotSteady, choose, ranks_in_words
 from commwatch.service.domain.steady_run import Payload, SteadyRun, build
+from tests.unit.service.domain.jobs import Calls, Job, define, layers
 
 A = define((Calls("all_gather", "a", 2, 100),))
 B = define((Calls("all_reduce", "b", 1, 64),))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers, run_id
 
 from commwatch.service.domain.alerting import alerts_of, fingerprint
 from commwatch.service.domain.changes import Comparison
@@ -16,6 +15,7 @@ from commwatch.service.domain.policy import judge
 from commwatch.service.domain.records import Line
 from commwatch.service.domain.steady_run import Payload
 from commwatch.service.domain.wording import bytes_in_words, payload_in_words
+from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers, run_id
 
 GATHER = Calls("all_gather", "layers.*.wo", 2, payload=1024, cause=IMPLICIT, line=Line("model.py", 88, "forward"))
 

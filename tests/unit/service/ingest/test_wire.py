@@ -11,13 +11,13 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.contract import wire_samples as sent
 
 from commwatch.service.domain.records import Call, CallShapes, Cause, Frame, Group, Line, StepRange
 from commwatch.service.ingest import wire
 from commwatch.service.ingest.bodies import read_definition
 from commwatch.service.ingest.checks import MalformedError
 from commwatch.v1 import ingest_pb2, records_pb2
+from tests.contract import wire_samples as sent
 
 PATTERN, SHAPES, LINES = sent.PATTERN, sent.SHAPES, sent.LINES
 BIG = 2**63

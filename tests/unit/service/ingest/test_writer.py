@@ -6,12 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from tests.contract.samples import NOW, goodbye, hello, key, pattern, progress, run_id
 
 from commwatch.service.ingest.repeats import Repeats
 from commwatch.service.ingest.writer import QueueFullError, Writer
 from commwatch.service.store.contract import StoreUnavailableError, StreamWrite
 from commwatch.service.store.opening import open_store
+from tests.contract.samples import NOW, goodbye, hello, key, pattern, progress, run_id
 
 
 class Heard:

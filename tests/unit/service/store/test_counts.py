@@ -7,13 +7,13 @@ import uuid
 from pathlib import Path
 
 from sqlalchemy import create_engine, text
-from tests.contract.samples import NOW, hello, key, lines, modules, pattern, shapes
 
 from commwatch.service.domain.records import BytesStatistics
 from commwatch.service.store import codec
 from commwatch.service.store.contract import StreamWrite
 from commwatch.service.store.ids import uuid7
 from commwatch.service.store.opening import open_store
+from tests.contract.samples import NOW, hello, key, lines, modules, pattern, shapes
 
 
 def test_sites_count_calls_modules_and_bytes_of_one_step(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.service.domain.jobs import NOW, Calls, Job, layers, run_id, sha
 
 from commwatch.service.store.contract import Store
 from commwatch.service.verdicts import evaluate, gate, live
+from tests.unit.service.domain.jobs import NOW, Calls, Job, layers, run_id, sha
 
 GOOD = layers(4, Calls("all_reduce", "layers.*.wo", 2))
 BAD = (*GOOD, *layers(4, Calls("all_gather", "layers.*.wo")))

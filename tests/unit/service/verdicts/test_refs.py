@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.service.domain.jobs import Calls, Job, run_id, sha
 
 from commwatch.service.store.contract import Store
 from commwatch.service.verdicts import AmbiguousRefError, NoRunError, RefError, UnknownRefError, resolve
+from tests.unit.service.domain.jobs import Calls, Job, run_id, sha
 
 STEP = (Calls("all_reduce", "embed"),)
 

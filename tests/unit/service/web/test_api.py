@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.unit.service.domain.jobs import Calls, Job, run_id, sha
 
 from commwatch.service.store.contract import Store
 from commwatch.service.store.opening import open_store
 from commwatch.service.web import create_app
+from tests.unit.service.domain.jobs import Calls, Job, run_id, sha
 
 STEP = (Calls("all_reduce", "embed"),)
 

@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers
 
 from commwatch.client import forms
 from commwatch.service.domain.records import Line
 from commwatch.service.store.opening import open_store
 from commwatch.service.verdicts import evaluate
 from commwatch.service.web import create_app
+from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "json.md"
 GOOD = layers(2, Calls("all_reduce", "layers.*.wo", 2, 1024))

@@ -4,11 +4,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from model import Model, split_weights
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
-
-from model import Model, split_weights
 
 STEPS = int(os.environ.get("STEPS", "12"))
 WIDTH, LAYERS, BATCH, LENGTH = 64, 4, 4, 32

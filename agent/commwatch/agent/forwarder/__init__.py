@@ -1,0 +1,1 @@
+"""The process beside each rank that sends its spool to the service. It never imports torch."""

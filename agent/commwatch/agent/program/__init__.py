@@ -1,0 +1,1 @@
+"""What program runs and at which commit."""

@@ -1,0 +1,128 @@
+"""Every setting of the agent, in one table."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LEVELS = ("collectives", "off")
+
+
+class SettingsError(ValueError):
+    """A variable has a value that cannot be used. The message names it and what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``default`` is shown as text."""
+
+    name: str
+    default: str
+    unit: str
+    sentence: str
+
+
+SETTINGS = (
+    Setting("COMMWATCH_ENDPOINT", "", "host:port", "Where the service takes gRPC; setting it switches recording on."),
+    Setting(
+        "COMMWATCH_SPOOL_DIR",
+        "commwatch-UID in the system's temporary folder",
+        "folder",
+        "Where ranks keep records until they are acknowledged; set alone, it records without sending.",
+    ),
+    Setting("COMMWATCH_PROJECT", "default", "name", "Project the run belongs to."),
+    Setting("COMMWATCH_WORKLOAD", "the script's name", "name", "Only runs of one workload are compared."),
+    Setting("COMMWATCH_LEVEL", "collectives", "collectives, off", "What is recorded."),
+    Setting("COMMWATCH_RUN_ID", "agreed on by the ranks", "UUID", "Identity of the run, equal on all its ranks."),
+    Setting("COMMWATCH_COMMIT", "from CI variables or git", "hash", "Commit of the program."),
+    Setting("COMMWATCH_BRANCH", "from CI variables or git", "name", "Branch of the program."),
+    Setting("COMMWATCH_SPOOL_MAX_BYTES", "67108864", "bytes", "Largest spool of one rank; beyond it records drop."),
+    Setting("COMMWATCH_DEADLINE_S", "30", "seconds", "How long the forwarder goes on after its rank ended."),
+    Setting("COMMWATCH_HEARTBEAT_S", "1", "seconds", "Time between signs of life."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Valid settings. ``endpoint`` is None when records are only spooled; empty texts mean: found out later."""
+
+    endpoint: str | None
+    spool_dir: Path
+    project: str
+    workload: str
+    level: str
+    run_id: str
+    spool_max_bytes: int
+    deadline_s: float
+    heartbeat_s: float
+
+    def rank_directory(self, run_id: str, attempt: int, rank: int) -> Path:
+        """Folder of one rank's spool."""
+        return self.spool_dir / run_id / f"{attempt}-{rank}"
+
+
+def load(environ: Mapping[str, str]) -> AgentSettings:
+    """Settings from variables. Raises SettingsError."""
+    endpoint = environ.get("COMMWATCH_ENDPOINT", "")
+    if endpoint:
+        _check_endpoint(endpoint)
+    default_spool = str(Path(tempfile.gettempdir()) / f"commwatch-{os.getuid()}")
+    level = environ.get("COMMWATCH_LEVEL") or "collectives"
+    if level not in LEVELS:
+        raise SettingsError(f"COMMWATCH_LEVEL is {level!r}: expected one of {', '.join(LEVELS)}")
+    run_id = environ.get("COMMWATCH_RUN_ID", "")
+    if run_id:
+        try:
+            run_id = str(uuid.UUID(run_id))
+        except ValueError:
+            raise SettingsError(f"COMMWATCH_RUN_ID is {run_id!r}: expected a UUID, such as `uuidgen` prints") from None
+    return AgentSettings(
+        endpoint=endpoint or None,
+        spool_dir=Path(environ.get("COMMWATCH_SPOOL_DIR") or default_spool),
+        project=_name(environ, "COMMWATCH_PROJECT") or "default",
+        workload=_name(environ, "COMMWATCH_WORKLOAD"),
+        level=level,
+        run_id=run_id,
+        spool_max_bytes=int(_number(environ, "COMMWATCH_SPOOL_MAX_BYTES", 64 * 1024 * 1024, least=64 * 1024)),
+        deadline_s=_number(environ, "COMMWATCH_DEADLINE_S", 30, least=0),
+        heartbeat_s=_number(environ, "COMMWATCH_HEARTBEAT_S", 1, least=0.05),
+    )
+
+
+def _check_endpoint(endpoint: str) -> None:
+    host, colon, port = endpoint.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    valid_host = bool(host) and (bracketed or ":" not in host) and "/" not in host and " " not in host
+    if not (colon and valid_host and port.isdigit() and 0 < int(port) < 65536):
+        raise SettingsError(f"COMMWATCH_ENDPOINT is {endpoint!r}: expected host:port, such as 127.0.0.1:8431")
+
+
+def _name(environ: Mapping[str, str], variable: str) -> str:
+    value = environ.get(variable, "").strip()
+    if len(value) > 200 or not value.isprintable():
+        raise SettingsError(f"{variable} is {value[:40]!r}...: expected at most 200 printable characters")
+    return value
+
+
+def _number(environ: Mapping[str, str], variable: str, default: float, *, least: float) -> float:
+    text = environ.get(variable, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not least <= value < 2**53:
+        raise SettingsError(f"{variable} is {text!r}: expected a number of at least {least:g}")
+    return value
+
+
+def as_markdown() -> str:
+    """The table, for the documentation."""
+    rows = ["| variable | default | unit | |", "|---|---|---|---|"]
+    rows += [f"| `{row.name}` | {row.default or 'unset'} | {row.unit} | {row.sentence} |" for row in SETTINGS]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,5 @@
+"""The folder in which a rank keeps its records until the service acknowledged them.
+
+``<run id>/<attempt>-<rank>/`` holds ``hello.binpb`` (who), ``frames-00000001.spool`` and so on (numbered records),
+``definitions.spool`` (content-addressed bodies), ``page`` (counters in shared memory) and ``forwarder.log``.
+"""
