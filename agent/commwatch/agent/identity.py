@@ -46,13 +46,12 @@ def shared_run_id(store: Any, environ: Mapping[str, str], configured: str) -> tu
 
 
 def _without_store(environ: Mapping[str, str]) -> tuple[str, bool]:
-    job = [environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")]
-    elastic = environ.get("TORCHELASTIC_RUN_ID", "none")
-    if job[1]:
-        return _derived("slurm", *job), True
-    if elastic not in {"none", ""}:
-        return _derived("elastic", elastic, environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")), True
-    return new_run_id(), False
+    """A launcher's own run id is no help: people give the same to many launches."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job:
+        return new_run_id(), False
+    rest = ("SLURM_CLUSTER_NAME", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return _derived("slurm", job, *(environ.get(name, "") for name in rest)), True
 
 
 def _derived(*parts: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEVELS = ("collectives", "off")
+COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+/:@-]{0,63}")
+"""What the service takes as a commit: a hash of git, or what another system calls one."""
 
 
 class SettingsError(ValueError):
@@ -37,12 +40,19 @@ SETTINGS = (
     Setting("COMMWATCH_PROJECT", "default", "name", "Project the run belongs to."),
     Setting("COMMWATCH_WORKLOAD", "the script's name", "name", "Only runs of one workload are compared."),
     Setting("COMMWATCH_LEVEL", "collectives", "collectives, off", "What is recorded."),
-    Setting("COMMWATCH_RUN_ID", "agreed on by the ranks", "UUID", "Identity of the run, equal on all its ranks."),
+    Setting(
+        "COMMWATCH_RUN_ID",
+        "agreed on by the ranks",
+        "UUID",
+        "Identity of one launch, equal on all its ranks; a new one each time.",
+    ),
     Setting("COMMWATCH_COMMIT", "from CI variables or git", "hash", "Commit of the program."),
     Setting("COMMWATCH_BRANCH", "from CI variables or git", "name", "Branch of the program."),
     Setting("COMMWATCH_SPOOL_MAX_BYTES", "67108864", "bytes", "Largest spool of one rank; beyond it records drop."),
-    Setting("COMMWATCH_DEADLINE_S", "30", "seconds", "How long the forwarder goes on after its rank ended."),
-    Setting("COMMWATCH_HEARTBEAT_S", "1", "seconds", "Time between signs of life."),
+    Setting(
+        "COMMWATCH_DEADLINE_S", "30", "seconds", "How long the forwarder goes on after its rank ended, at most an hour."
+    ),
+    Setting("COMMWATCH_HEARTBEAT_S", "1", "seconds", "Time between signs of life, from 0.05 to 15."),
 )
 
 
@@ -80,49 +90,67 @@ def load(environ: Mapping[str, str]) -> AgentSettings:
             run_id = str(uuid.UUID(run_id))
         except ValueError:
             raise SettingsError(f"COMMWATCH_RUN_ID is {run_id!r}: expected a UUID, such as `uuidgen` prints") from None
+    commit = environ.get("COMMWATCH_COMMIT", "").strip()
+    if commit and not COMMIT.fullmatch(commit):
+        raise SettingsError(
+            f"COMMWATCH_COMMIT is {commit[:70]!r}: expected a commit, such as `git rev-parse HEAD` prints"
+        )
+    _name(environ, "COMMWATCH_BRANCH")
     return AgentSettings(
         endpoint=endpoint or None,
-        spool_dir=Path(environ.get("COMMWATCH_SPOOL_DIR") or default_spool),
+        spool_dir=Path(environ.get("COMMWATCH_SPOOL_DIR") or default_spool).absolute(),
         project=_name(environ, "COMMWATCH_PROJECT") or "default",
         workload=_name(environ, "COMMWATCH_WORKLOAD"),
         level=level,
         run_id=run_id,
-        spool_max_bytes=int(_number(environ, "COMMWATCH_SPOOL_MAX_BYTES", 64 * 1024 * 1024, least=64 * 1024)),
-        deadline_s=_number(environ, "COMMWATCH_DEADLINE_S", 30, least=0),
-        heartbeat_s=_number(environ, "COMMWATCH_HEARTBEAT_S", 1, least=0.05),
+        spool_max_bytes=int(_number(environ, "COMMWATCH_SPOOL_MAX_BYTES", 64 * 1024**2, least=64 * 1024, most=1024**4)),
+        deadline_s=_number(environ, "COMMWATCH_DEADLINE_S", 30, least=0, most=3600),
+        heartbeat_s=_number(environ, "COMMWATCH_HEARTBEAT_S", 1, least=0.05, most=15),
     )
 
 
 def _check_endpoint(endpoint: str) -> None:
     host, colon, port = endpoint.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    valid_host = bool(host) and (bracketed or ":" not in host) and "/" not in host and " " not in host
-    if not (colon and valid_host and port.isdigit() and 0 < int(port) < 65536):
+    valid_host = bool(host) and (bracketed or ":" not in host) and not re.search(r"[/\s@]", host)
+    # isdecimal alone takes digits of every script, and int() any number of them.
+    valid_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+    if not (colon and valid_host and valid_port):
         raise SettingsError(f"COMMWATCH_ENDPOINT is {endpoint!r}: expected host:port, such as 127.0.0.1:8431")
 
 
 def _name(environ: Mapping[str, str], variable: str) -> str:
     value = environ.get(variable, "").strip()
     if len(value) > 200 or not value.isprintable():
-        raise SettingsError(f"{variable} is {value[:40]!r}...: expected at most 200 printable characters")
+        shown = f"{value[:40]!r}..." if len(value) > 40 else repr(value)
+        raise SettingsError(f"{variable} is {shown}: expected at most 200 printable characters")
     return value
 
 
-def _number(environ: Mapping[str, str], variable: str, default: float, *, least: float) -> float:
+def _number(environ: Mapping[str, str], variable: str, default: float, *, least: float, most: float) -> float:
     text = environ.get(variable, "")
     if not text:
         return default
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not least <= value < 2**53:
-        raise SettingsError(f"{variable} is {text!r}: expected a number of at least {least:g}")
+        value = float("nan")
+    if not least <= value <= most:
+        limits = f"{least:.15g} to {most:.15g}"
+        raise SettingsError(f"{variable} is {text!r}: expected a number from {limits}")
     return value
 
 
 def as_markdown() -> str:
-    """The table, for the documentation."""
-    rows = ["| variable | default | unit | |", "|---|---|---|---|"]
+    """``docs/agent-settings.md``, whole."""
+    rows = [
+        "# Settings of the agent",
+        "",
+        "Environment variables of the job. With neither `COMMWATCH_ENDPOINT` nor `COMMWATCH_SPOOL_DIR` set, nothing is",
+        "installed. `commwatch doctor` says what they amount to.",
+        "",
+        "| variable | default | unit | |",
+        "|---|---|---|---|",
+    ]
     rows += [f"| `{row.name}` | {row.default or 'unset'} | {row.unit} | {row.sentence} |" for row in SETTINGS]
     return "\n".join(rows) + "\n"

@@ -14,7 +14,7 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command; ``argv[0]`` is its name. Returns the exit code."""
+    """Run one command; ``argv[0]`` is its name. Returns the exit code: 2 for a call that is wrong."""
     parser = argparse.ArgumentParser(prog="commwatch", description="Commands of the agent.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runners: dict[str, Callable[[argparse.Namespace], int]] = {}
@@ -23,5 +23,8 @@ def main(argv: list[str]) -> int:
         command = commands.add_parser(name, help=summary, description=module.__doc__)
         module.add_arguments(command)
         runners[name] = module.run
-    arguments = parser.parse_args(argv)
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as end:  # argparse printed the help, or what is wrong
+        return int(end.code or 0)
     return runners[arguments.command](arguments)

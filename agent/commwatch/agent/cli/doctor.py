@@ -12,8 +12,13 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING
 
 from commwatch.agent.settings import AgentSettings, SettingsError, load
+from commwatch.agent.spool.folder import make_spool_dir
+
+if TYPE_CHECKING:
+    import grpc
 
 _PROBE = (
     "import json, sys\n"
@@ -24,6 +29,10 @@ _PROBE = (
 )
 PROBE_LIMIT_S = 120
 DIAL_LIMIT_S = 3
+# grpc.health.v1.HealthCheckRequest and -Response by hand: the agent does not depend on their package.
+_INGEST = b"commwatch.v1.IngestService"
+_HEALTH_OF_INGEST = b"\x0a" + bytes([len(_INGEST)]) + _INGEST
+_SERVING = "0801"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +83,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
             advice="export COMMWATCH_ENDPOINT=127.0.0.1:8431 (and unset COMMWATCH_LEVEL)",
         )
     )
-    findings.append(_torch(environ))
+    findings.append(_torch(environ, asked=asked))
     findings.append(_spool(settings))
     if settings.endpoint is not None:
         findings.append(_service(settings.endpoint))
@@ -104,14 +113,15 @@ def _entry_point() -> Finding:
 
 
 def _autoload(environ: Mapping[str, str]) -> Finding:
-    off = environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
-    text = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches entry points off" if off else "torch loads entry points"
+    value = environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")
+    off = value != "1"  # torch takes every other value for off
+    text = f"TORCH_DEVICE_BACKEND_AUTOLOAD={value} switches entry points off" if off else "torch loads entry points"
     return Finding(
         "autoload", ok=not off, text=text, advice="unset TORCH_DEVICE_BACKEND_AUTOLOAD, or `commwatch run -- CMD`"
     )
 
 
-def _torch(environ: Mapping[str, str]) -> Finding:
+def _torch(environ: Mapping[str, str], *, asked: bool) -> Finding:
     try:
         finished = subprocess.run(
             [sys.executable, "-c", _PROBE],
@@ -128,20 +138,20 @@ def _torch(environ: Mapping[str, str]) -> Finding:
         return Finding("torch", ok=False, text=f"import torch fails: {last}", advice="install torch >= 2.9 here")
     found = json.loads(finished.stdout.strip().splitlines()[-1])
     if found["missing"]:
-        return Finding(
-            "torch",
-            ok=False,
-            text=f"torch {found['torch']} lacks {', '.join(found['missing'])}",
-            advice="use torch >= 2.9",
-        )
-    armed = "and waits for a process group" if found["armed"] else "but the agent is not armed there"
-    return Finding("torch", ok=True, text=f"torch {found['torch']} has what recording needs {armed}")
+        lacking = f"torch {found['torch']} lacks {', '.join(found['missing'])}"
+        return Finding("torch", ok=False, text=lacking, advice="use torch >= 2.9")
+    has = f"torch {found['torch']} has what recording needs"
+    if found["armed"]:
+        return Finding("torch", ok=True, text=f"{has} and waits for a process group")
+    return Finding(
+        "torch", ok=not asked, text=f"{has} but the agent is not armed there", advice="correct what is named above"
+    )
 
 
 def _spool(settings: AgentSettings) -> Finding:
     folder = settings.spool_dir
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_spool_dir(folder)
         with tempfile.TemporaryFile(dir=folder):
             return Finding("spool", ok=True, text=f"{folder} is writable")
     except OSError as error:
@@ -159,14 +169,27 @@ def _service(endpoint: str) -> Finding:
         return Finding("service", ok=False, text=f"{endpoint}: {error.strerror or error}", advice="commwatch serve")
     import grpc
 
-    with grpc.insecure_channel(endpoint, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.insecure_channel(endpoint, options=options) as channel:
+        ask = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", request_serializer=bytes, response_deserializer=bytes.hex
+        )
         try:
-            grpc.channel_ready_future(channel).result(timeout=DIAL_LIMIT_S)
-        except grpc.FutureTimeoutError:
-            return Finding(
-                "service",
-                ok=False,
-                text=f"{endpoint} takes connections but speaks no gRPC",
-                advice="check COMMWATCH_ENDPOINT: the gRPC port, not the HTTP one",
-            )
+            answer = ask(_HEALTH_OF_INGEST, timeout=DIAL_LIMIT_S)
+        except grpc.RpcError as error:
+            return _no_service(endpoint, error)
+    if answer != _SERVING:
+        return Finding("service", ok=False, text=f"{endpoint} answers that it is stopping", advice="commwatch serve")
     return Finding("service", ok=True, text=f"{endpoint} answers")
+
+
+def _no_service(endpoint: str, error: grpc.RpcError) -> Finding:
+    import grpc
+
+    code = error.code() if isinstance(error, grpc.Call) else None
+    if code in {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}:
+        what = "speaks gRPC but is no commwatch service"
+    else:
+        what = "takes connections but speaks no gRPC"
+    advice = "check COMMWATCH_ENDPOINT: the gRPC port of commwatch serve, not the HTTP one"
+    return Finding("service", ok=False, text=f"{endpoint} {what}", advice=advice)

@@ -9,6 +9,8 @@ import sys
 from commwatch.agent.settings import SettingsError, load
 
 DEFAULT_ENDPOINT = "127.0.0.1:8431"
+SWITCHES = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COMMWATCH_LEVEL": "collectives"}
+"""What each variable must be for recording to be on. torch takes every value but 1 for off."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"commwatch run: {error}\n")
         return 2
-    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        sys.stderr.write("commwatch run: TORCH_DEVICE_BACKEND_AUTOLOAD=0 would switch recording off: set to 1\n")
-        environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
+    for variable, on in SWITCHES.items():
+        if environ.get(variable, on) != on:
+            sys.stderr.write(f"commwatch run: {variable}={environ[variable]} would switch recording off: set to {on}\n")
+            environ[variable] = on
     try:
         os.execvpe(command[0], command, environ)  # noqa: S606  the user's own command
     except OSError as error:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: everything was sent. 2: there is no such folder. 4: something is left."""
+    """0: everything was sent, or its rank still runs. 2: the call is wrong. 4: something is left."""
     environ = dict(os.environ)
     endpoint = arguments.endpoint or environ.get("COMMWATCH_ENDPOINT") or DEFAULT_ENDPOINT
     try:
@@ -30,12 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         sys.stderr.write(f"commwatch upload: {error}\n")
         return 2
+    if not arguments.folder.is_dir():
+        sys.stderr.write(
+            f"commwatch upload: {arguments.folder} is no folder: `commwatch doctor` names the spool folder\n"
+        )
+        return 2
     folders = spools(arguments.folder)
     if not folders:
         sys.stderr.write(f"commwatch upload: {arguments.folder} holds no spool: nothing is left to send\n")
-        return 0 if arguments.folder.is_dir() else 2
-    left = [folder for number, folder in enumerate(folders, 1) if not _upload(folder, settings, number, len(folders))]
-    return 4 if left else 0
+        return 0
+    return _upload_all(folders, settings)
 
 
 def spools(folder: Path) -> list[Path]:
@@ -44,19 +48,38 @@ def spools(folder: Path) -> list[Path]:
     return sorted({hello.parent for pattern in patterns for hello in folder.glob(pattern)})
 
 
-def _upload(folder: Path, settings: AgentSettings, number: int, total: int) -> bool:
-    from commwatch.agent.forwarder.delivery import DeadlineError, UndeliverableError
-    from commwatch.agent.forwarder.send import send, still_runs
+def _upload_all(folders: list[Path], settings: AgentSettings) -> int:
+    from commwatch.agent.forwarder.delivery import DeadlineError
 
-    prefix = f"[{number}/{total}] {folder}"
+    left = 0
+    for number, folder in enumerate(folders, 1):
+        prefix = f"[{number}/{len(folders)}] {folder}"
+        try:
+            outcome, sent = _upload(folder, settings)
+        except DeadlineError as error:  # the next would wait as long for nothing
+            _say(f"{prefix}: left: {error}")
+            if number < len(folders):
+                _say(f"{len(folders) - number} more are left untried; start the service, then the same command again")
+            return 4
+        left += not sent
+        _say(f"{prefix}: {outcome}")
+    return 4 if left else 0
+
+
+def _upload(folder: Path, settings: AgentSettings) -> tuple[str, bool]:
+    """(what happened, whether nothing of it is left to do). Raises DeadlineError."""
+    from commwatch.agent.forwarder.send import send, still_runs
+    from commwatch.agent.forwarder.stream import UndeliverableError
+
     try:
         reader = SpoolReader(folder)
         if still_runs(reader):
-            print(f"{prefix}: skipped, its rank still runs")  # noqa: T201  a command's output
-            return True
+            return "skipped, its rank still runs", True
         asyncio.run(send(reader, settings, live=False))
-    except (DeadlineError, UndeliverableError, SpoolError, OSError) as error:
-        print(f"{prefix}: left: {error}")  # noqa: T201  a command's output
-        return False
-    print(f"{prefix}: sent")  # noqa: T201  a command's output
-    return True
+    except (UndeliverableError, SpoolError, OSError) as error:
+        return f"left: {error}", False
+    return "sent", True
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  a command's output

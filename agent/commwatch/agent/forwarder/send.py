@@ -8,9 +8,9 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from commwatch.agent.forwarder.delivery import Delivery
-from commwatch.agent.forwarder.rank import RankProcess
+from commwatch.agent.forwarder.delivery import Delivery, Waits
 from commwatch.agent.forwarder.start import ROOT_VARIABLE
+from commwatch.agent.forwarder.stream import UndeliverableError
 from commwatch.agent.program.commit import describe_commit
 from commwatch.agent.settings import AgentSettings
 from commwatch.agent.spool.reader import SpoolReader
@@ -41,23 +41,27 @@ def describe(reader: SpoolReader, environ: Mapping[str, str]) -> None:
     )
 
 
-async def send(reader: SpoolReader, settings: AgentSettings, *, live: bool) -> None:
+async def send(reader: SpoolReader, settings: AgentSettings, *, live: bool, gone_s: float = 0.0) -> None:
     """Send everything and the goodbye, then delete the folder. ``live``: the rank may still run.
 
-    Raises DeadlineError, UndeliverableError or SpoolError; the folder is then left as it is.
+    ``gone_s``: for how long the rank is known to be gone. Raises DeadlineError, UndeliverableError, SpoolError or
+    OSError; the folder is then left as it is.
     """
     assert settings.endpoint is not None
+    if not reader.lock():
+        raise UndeliverableError(f"another process sends {reader.folder} right now")
     commit = reader.commit()
     if commit is not None:
         reader.hello.commit.CopyFrom(commit)
-    process = RankProcess(reader.hello.pid)
     delivery = Delivery(
         reader,
         settings.endpoint,
-        ended=process.ended if live else lambda: True,
-        deadline_s=settings.deadline_s,
-        heartbeat_s=settings.heartbeat_s,
-        dial_s=dial_jitter_s(reader.hello.world_size) if live else 0.0,
+        ended=reader.process.ended if live else lambda: True,
+        waits=Waits(
+            deadline=max(0.0, settings.deadline_s - gone_s),
+            heartbeat=settings.heartbeat_s,
+            dial=dial_jitter_s(reader.hello.world_size) if live else 0.0,
+        ),
     )
     if live:
         loop = asyncio.get_running_loop()
@@ -70,4 +74,4 @@ async def send(reader: SpoolReader, settings: AgentSettings, *, live: bool) -> N
 
 def still_runs(reader: SpoolReader) -> bool:
     """Whether the rank of this folder runs on this machine."""
-    return reader.hello.hostname == os.uname().nodename and not RankProcess(reader.hello.pid).ended()
+    return reader.hello.hostname == os.uname().nodename and not reader.process.ended()

@@ -9,31 +9,39 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT_VARIABLE = "COMMWATCH_PROGRAM_ROOT"
+START_LIMIT_S = 10.0
 
-
-_started: list[subprocess.Popen[bytes]] = []
-"""Kept so that nothing polls or warns about a process that is meant to outlive this one."""
+_SPAWN = "import os, sys; os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)"
 
 
 def start_forwarder(folder: Path, root: Path, environ: Mapping[str, str], *, describe_only: bool) -> None:
-    """Start ``python -m commwatch.agent.forwarder`` and return at once. Raises OSError.
+    """Start ``python -m commwatch.agent.forwarder``. Raises OSError.
 
     A launcher kills its workers' process groups and waits for the end of their output: so the forwarder has a session
-    of its own and inherits no descriptor.
+    of its own and inherits no descriptor. It is no child of the rank either: a program that waits for any child, or
+    kills all of them, must not find it. The process in between is gone in some 10 ms.
     """
+    if not sys.executable:
+        raise OSError("this Python does not know its own program")
     options = ["--describe"] if describe_only else []
     variables = {**environ, ROOT_VARIABLE: str(root), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     paths = environ.get("PYTHONPATH")
     if paths:  # the forwarder runs in another folder
         variables["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)
-    _started.append(
-        subprocess.Popen(
-            [sys.executable, "-m", "commwatch.agent.forwarder", *options, str(folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env=variables,
-            start_new_session=True,
-        )
+    forwarder = [sys.executable, "-m", "commwatch.agent.forwarder", *options, str(folder)]
+    between = subprocess.Popen(
+        [sys.executable, "-S", "-c", _SPAWN, *forwarder],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env=variables,
+        start_new_session=True,
     )
+    try:
+        status = between.wait(START_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        between.kill()
+        raise OSError(f"{sys.executable} did not start within {START_LIMIT_S:g} s") from None
+    if status:
+        raise OSError(f"{sys.executable} could not start the forwarder (exit code {status})")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from commwatch.agent.settings import COMMIT
+
 MAX_ANCESTORS = 200
+MAX_BRANCH_CHARS = 200
+MAX_SUBJECT_CHARS = 200
 BUDGET_S = 10.0
 """Time all git commands may take together; what is not known by then stays unknown."""
 
+_BRANCH = re.compile(r"\S.*")
 _CI_COMMIT = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT", "BUILDKITE_COMMIT", "CIRCLE_SHA1")
 _CI_BRANCH = (
     "GITHUB_HEAD_REF",
@@ -39,10 +45,26 @@ class Commit:
     subject: str = ""
 
 
+_GIT_VARIABLES = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",  # what a partial clone lacks is not fetched
+    "LC_ALL": "C",
+}
+# The checkout may belong to another user: only its history is read, and no program it names may run.
+_SAFE = (
+    *("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"),
+    *("-c", "log.showSignature=false", "-c", "i18n.logOutputEncoding=UTF-8"),
+)
+
+
 class _Git:
     def __init__(self, root: Path, environ: Mapping[str, str], budget_s: float) -> None:
         self._root = root
-        self._environ = {**environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        # A job that was started by a hook of git inherits variables that name another repository.
+        inherited = {name: value for name, value in environ.items() if not name.startswith("GIT_")}
+        self._environ = {**inherited, **_GIT_VARIABLES}
         self._deadline = time.monotonic() + budget_s
 
     def __call__(self, *arguments: str) -> str | None:
@@ -50,16 +72,14 @@ class _Git:
         left = self._deadline - time.monotonic()
         if left <= 0:
             return None
-        # The checkout may belong to another user: only its history is read, and no hook of it may run.
-        safe = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
         try:
             finished = subprocess.run(
-                ["git", *safe, *arguments],
+                ["git", *_SAFE, *arguments],
                 cwd=self._root,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
                 timeout=left,
                 check=False,
@@ -74,20 +94,24 @@ def describe_commit(root: Path, environ: Mapping[str, str], *, budget_s: float =
     git = _Git(root, environ, budget_s)
     head = git("rev-parse", "--verify", "HEAD") or ""
     configured = environ.get("COMMWATCH_COMMIT", "").strip()
-    sha = git("rev-parse", "--verify", f"{configured}^{{commit}}") or configured if configured else head
-    found = Commit(sha=sha or _first(environ, _CI_COMMIT))
-    if head:
-        status = git("status", "--porcelain", "--untracked-files=no")
-        found = replace(found, dirty=bool(status) and sha == head)
+    # ^{commit} makes git look the object up: a full hash alone is taken to exist.
+    known = git("rev-parse", "--verify", "--quiet", f"{configured}^{{commit}}") or "" if configured and head else head
+    found = Commit(sha=known or configured or _first(environ, _CI_COMMIT, COMMIT))
+    if head and found.sha == head:
+        # A submodule at another commit is a difference; files within it are its own repository's business.
+        status = git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+        found = replace(found, dirty=bool(status))
     branch = environ.get("COMMWATCH_BRANCH", "").strip() or git("symbolic-ref", "--quiet", "--short", "HEAD")
-    found = replace(found, branch=(branch or _first(environ, _CI_BRANCH)).removeprefix("origin/"))
-    if found.sha and head:
-        history = git("log", "--first-parent", f"--max-count={MAX_ANCESTORS + 1}", "--format=%H", found.sha, "--")
-        subject = git("log", "--max-count=1", "--format=%s", found.sha, "--")
+    branch = branch or _first(environ, _CI_BRANCH, _BRANCH).removeprefix("origin/")
+    found = replace(found, branch=branch[:MAX_BRANCH_CHARS])
+    if known:
+        history = git("log", "--first-parent", f"--max-count={MAX_ANCESTORS + 1}", "--format=%H", known, "--")
+        subject = git("log", "--max-count=1", "--format=%s", known, "--")
         ancestors = tuple((history or "").split())[1 : MAX_ANCESTORS + 1]
-        found = replace(found, ancestors=ancestors, subject=(subject or "")[:200])
+        found = replace(found, ancestors=ancestors, subject=(subject or "")[:MAX_SUBJECT_CHARS])
     return found
 
 
-def _first(environ: Mapping[str, str], variables: tuple[str, ...]) -> str:
-    return next((environ[name].strip() for name in variables if environ.get(name, "").strip()), "")
+def _first(environ: Mapping[str, str], variables: tuple[str, ...], form: re.Pattern[str]) -> str:
+    values = (environ.get(name, "").strip() for name in variables)
+    return next((value for value in values if form.fullmatch(value)), "")

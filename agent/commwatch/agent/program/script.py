@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 MAX_PARENTS = 64
+MAX_NAME_CHARS = 1000
+MAX_WORKLOAD_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,20 @@ def script_of(modules: Mapping[str, ModuleType]) -> Script:
         return Script("", "interactive", Path.cwd())
     path = Path(file).resolve()
     root = checkout_of(path.parent) or path.parent
+    return Script(_text(str(path.relative_to(root)))[-MAX_NAME_CHARS:], _workload(main, path), root)
+
+
+def _workload(main: ModuleType | None, path: Path) -> str:
     spec = getattr(main, "__spec__", None)
-    workload = spec.name.removesuffix(".__main__") if spec is not None and spec.name else path.stem
-    return Script(str(path.relative_to(root)), workload, root)
+    name = spec.name.removesuffix("__main__").removesuffix(".") if spec is not None else ""
+    if not name:  # a file, or a folder or archive that holds __main__.py
+        name = path.parent.name if path.name == "__main__.py" else path.stem
+    return _text(name)[:MAX_WORKLOAD_CHARS] or "unnamed"
+
+
+def _text(name: str) -> str:
+    """File names may hold bytes that are no text."""
+    return "".join(char if char.isprintable() else "?" for char in name)
 
 
 def checkout_of(folder: Path) -> Path | None:

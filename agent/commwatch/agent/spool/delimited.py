@@ -22,7 +22,10 @@ def frame(content: bytes) -> bytes:
 
 
 def messages(content: bytes, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """(message, offset behind it) for each whole message from ``start``; a torn last one is left for later."""
+    """(message, offset behind it) for each whole message from ``start``; a torn last one is left for later.
+
+    Raises DelimitedError.
+    """
     at = start
     while True:
         length, shift, cursor = 0, 0, at
@@ -35,8 +38,10 @@ def messages(content: bytes, start: int = 0) -> Iterator[tuple[bytes, int]]:
             shift += 7
             if byte < 0x80:
                 break
-            if shift > 35:
+            if shift >= 35:
                 raise DelimitedError(f"no length at offset {at}")
+        if length == 0:  # what a file system leaves of a write that power loss cut
+            raise DelimitedError(f"an empty message at offset {at}")
         if length > MAX_MESSAGE_BYTES:
             raise DelimitedError(f"a message of {length} bytes at offset {at}: the limit is {MAX_MESSAGE_BYTES}")
         if cursor + length > len(content):

@@ -9,6 +9,8 @@ COMMIT = "commit.binpb"
 DEFINITIONS = "definitions.spool"
 PAGE = "page"
 LOG = "forwarder.log"
+PROCESS = "process"
+LOCK = "lock"
 _SEGMENT = "frames-{:08d}.spool"
 
 

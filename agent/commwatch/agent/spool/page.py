@@ -46,10 +46,10 @@ class Counters:
 
 
 class PageWriter:
-    """Creates the file. Raises OSError."""
+    """Creates the file, which must not exist. Raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, SIZE)  # a full disk shows here, not as SIGBUS at a later write
             self._memory = mmap.mmap(descriptor, SIZE)

@@ -9,58 +9,80 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-from collections.abc import Callable
+from collections import OrderedDict, deque
 from pathlib import Path
 
 from commwatch.agent.spool import delimited, names, page
+from commwatch.agent.spool.append_file import AppendFile
+from commwatch.agent.spool.folder import make_rank_directory
+from commwatch.agent.spool.process import keep_process
 from commwatch.v1 import ingest_pb2, records_pb2
 
 SEGMENT_BYTES = 1024 * 1024
+SEGMENTS_PER_SPOOL = 4
+"""A segment goes when all of it is acknowledged: a spool of one segment could never shrink."""
+UNKEPT_BYTES = 4 * 1024 * 1024
 
 
 class SpoolWriter:
-    """Creates the folder. Raises OSError when it cannot; afterwards nothing raises."""
+    """Creates the folder. Raises OSError when it cannot; afterwards nothing raises.
+
+    A folder that holds a spool already is refused: its records may not be sent yet, and the frame numbers of two spools
+    of one rank would collide at the service.
+    """
 
     def __init__(self, folder: Path, hello: ingest_pb2.Hello, max_bytes: int) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_rank_directory(folder)
         self.folder = folder
         self.dropped_frames = 0
         self.reason = ""
         self._max_bytes = max_bytes
+        self._segment_bytes = min(SEGMENT_BYTES, max_bytes // SEGMENTS_PER_SPOOL)
         self._pid = os.getpid()
+        self._closed = False
         self._defined: set[bytes] = set()
+        self._unkept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._unkept_bytes = 0
         self._frames = 0
+        self._older: deque[tuple[Path, int]] = deque()
         self._older_bytes = 0
-        self._page = page.PageWriter(folder / names.PAGE)
-        self._definitions = _AppendFile(folder / names.DEFINITIONS)
-        self._segment = _AppendFile(names.segment(folder, 1))
+        try:
+            self._page = page.PageWriter(folder / names.PAGE)
+        except FileExistsError:
+            text = "another launch of this run left its records there: `commwatch upload` sends them; set a new"
+            raise FileExistsError(errno.EEXIST, f"{text} COMMWATCH_RUN_ID for each launch", str(folder)) from None
+        self._definitions = AppendFile(folder / names.DEFINITIONS, self._note_error)
+        self._segment = AppendFile(names.segment(folder, 1), self._note_error)
+        keep_process(folder, self._pid)
         part = folder / f"{names.HELLO}.part"
         part.write_bytes(hello.SerializeToString())
         part.rename(folder / names.HELLO)
 
     def define(self, kind: int, content: bytes) -> bytes:
-        """Keep a body once; returns its hash. Ranges that refer to a body that could not be kept are dropped too."""
+        """Keep a body once; returns its hash. Ranges that refer to a body that could not be kept are dropped too.
+
+        Such a body is tried again when something refers to it, as long as it is among the newest 4 MiB of them.
+        """
         key = hashlib.blake2b(bytes([kind]) + content, digest_size=16).digest()
-        if key not in self._defined and os.getpid() == self._pid:
-            message = ingest_pb2.Definition(kind=ingest_pb2.DefinitionKind.ValueType(kind), hash=key, content=content)
-            if self._room(len(content)) and self._definitions.append(message.SerializeToString(), self._note_error):
-                self._defined.add(key)
+        if key not in self._defined and self._writable():
+            value = ingest_pb2.DefinitionKind.ValueType(kind)
+            message = ingest_pb2.Definition(kind=value, hash=key, content=content).SerializeToString()
+            if not self._keep_body(key, message):
+                self._remember(key, message)
         return key
 
     def append(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
         """Keep one record under the next number. False when it was dropped: a dropped record takes no number."""
-        if os.getpid() != self._pid:
+        if not self._writable():
             return False
         message = ingest_pb2.Frame(number=self._frames + 1)
-        known = all(not key or key in self._defined for key in _references(content))
         if isinstance(content, records_pb2.StepRange):
             message.range.CopyFrom(content)
         else:
             message.facts.CopyFrom(content)
-        serialized = message.SerializeToString()
-        if self._segment.size >= SEGMENT_BYTES:
+        if self._segment.size >= self._segment_bytes:
             self._rotate()
-        if known and self._room(len(serialized)) and self._segment.append(serialized, self._note_error):
+        if self._refers_to_kept(content) and self._write(self._segment, message.SerializeToString()):
             self._frames += 1
             return True
         self.dropped_frames += 1
@@ -78,51 +100,85 @@ class SpoolWriter:
         dropped_steps: int,
     ) -> None:
         """Show the counters to the forwarder."""
-        if os.getpid() == self._pid:
+        if self._writable():
             self._page.publish(range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps)
 
     def note(self, reason: str) -> None:
         """Say why something was dropped, in one sentence. The first reason stays."""
-        if not self.reason and os.getpid() == self._pid:
+        if not self.reason and self._writable():
             self.reason = reason
             self._page.end(page.RUNNING, "", reason)
 
     def close(self, ending: str, detail: str) -> None:
         """Say how the rank ended: ``clean`` or ``exception``. Nothing is written afterwards."""
-        if os.getpid() == self._pid:
+        if self._writable():
+            self._closed = True
             self._page.end(page.CLEAN if ending == "clean" else page.EXCEPTION, detail, self.reason)
             self._segment.close()
             self._definitions.close()
 
+    def _writable(self) -> bool:
+        """Not in a forked child, whose memory and descriptors are those of the rank."""
+        return not self._closed and os.getpid() == self._pid
+
+    def _refers_to_kept(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
+        for key in _references(content):
+            if not key or key in self._defined:
+                continue
+            message = self._unkept.get(key)
+            if message is None or not self._keep_body(key, message):
+                return False
+            del self._unkept[key]
+            self._unkept_bytes -= len(message)
+        return True
+
+    def _keep_body(self, key: bytes, message: bytes) -> bool:
+        if not self._write(self._definitions, message):
+            return False
+        self._defined.add(key)
+        return True
+
+    def _remember(self, key: bytes, message: bytes) -> None:
+        if key in self._unkept:
+            return
+        self._unkept[key] = message
+        self._unkept_bytes += len(message)
+        while self._unkept_bytes > UNKEPT_BYTES:
+            _, oldest = self._unkept.popitem(last=False)
+            self._unkept_bytes -= len(oldest)
+
+    def _write(self, file: AppendFile, message: bytes) -> bool:
+        if len(message) > delimited.MAX_MESSAGE_BYTES:
+            self.note(f"a record of {len(message)} bytes is larger than {delimited.MAX_MESSAGE_BYTES}")
+            return False
+        framed = delimited.frame(message)
+        return self._room(len(framed)) and file.append(framed)
+
     def _room(self, size: int) -> bool:
-        used = self._older_bytes + self._segment.size + self._definitions.size + size
-        if used <= self._max_bytes:
+        used = self._segment.size + self._definitions.size + size
+        if self._older_bytes + used <= self._max_bytes:
             return True
-        self._count_older()  # the forwarder may have deleted what was acknowledged
-        if self._older_bytes + self._segment.size + self._definitions.size + size <= self._max_bytes:
+        self._forget_deleted()
+        if self._older_bytes + used <= self._max_bytes:
             return True
         self.note(f"the spool reached its limit of {self._max_bytes} bytes (COMMWATCH_SPOOL_MAX_BYTES)")
         return False
 
     def _rotate(self) -> None:
         try:
-            following = _AppendFile(names.segment(self.folder, self._frames + 1))
+            following = AppendFile(names.segment(self.folder, self._frames + 1), self._note_error)
         except OSError as error:
             self._note_error(error)
             return
         self._segment.close()
+        self._older.append((self._segment.path, self._segment.size))
+        self._older_bytes += self._segment.size
         self._segment = following
-        self._count_older()
 
-    def _count_older(self) -> None:
-        total = 0
-        for _, path in names.segments(self.folder):
-            if path != self._segment.path:
-                try:
-                    total += path.stat().st_size
-                except OSError:  # deleted a moment ago
-                    continue
-        self._older_bytes = total
+    def _forget_deleted(self) -> None:
+        """The forwarder deletes what was acknowledged, the oldest first."""
+        while self._older and not self._older[0][0].exists():
+            self._older_bytes -= self._older.popleft()[1]
 
     def _note_error(self, error: OSError) -> None:
         self.note(f"cannot write the spool: {error.strerror or error}")
@@ -132,29 +188,3 @@ def _references(content: records_pb2.StepRange | records_pb2.Facts) -> tuple[byt
     if isinstance(content, records_pb2.Facts):
         return (content.modules_hash,)
     return content.pattern_hash, content.shapes_hash, content.lines_hash
-
-
-class _AppendFile:
-    """A file that holds whole messages only."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size = 0
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    def append(self, message: bytes, on_error: Callable[[OSError], None]) -> bool:
-        content = delimited.frame(message)
-        try:
-            written = os.write(self._descriptor, content)
-            if written == len(content):
-                self.size += written
-                return True
-            os.ftruncate(self._descriptor, self.size)
-        except OSError as error:
-            on_error(error)
-        else:
-            on_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        return False
-
-    def close(self) -> None:
-        os.close(self._descriptor)
