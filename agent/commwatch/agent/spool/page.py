@@ -1,7 +1,8 @@
 """A rank's counters in a small file that the rank maps and its forwarder reads.
 
-The file outlives SIGKILL of the rank. One writer; readers retry while a write is under way (a sequence lock: the
-sequence is odd meanwhile).
+One writer, any number of readers. There are two slots; the lowest bit of the sequence number says which is valid. A
+write fills the other slot and then moves the sequence on: a reader at any moment, and SIGKILL at any moment, find a
+whole slot.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-MAGIC = 0x434F4D4D57503031
+MAGIC = 0x434F4D4D57503032
 TEXT_BYTES = 200
-_HEADER = struct.Struct("<QQ")
-_COUNTERS = struct.Struct("<QQQQQQQ")
-_ENDING = struct.Struct(f"<B{TEXT_BYTES}s{TEXT_BYTES}s")
-_COUNTERS_AT = _HEADER.size
-_ENDING_AT = _COUNTERS_AT + _COUNTERS.size
-SIZE = _ENDING_AT + _ENDING.size
+_HEADER = struct.Struct("=QQ")  # magic, sequence
+_SEQUENCE_WORD = 1
+_COUNTERS = struct.Struct("=QQQQQQQ")
+_ENDING = struct.Struct(f"=B{TEXT_BYTES}s{TEXT_BYTES}s")
+_SLOT_BYTES = -(-(_COUNTERS.size + _ENDING.size) // 8) * 8
+_SLOTS_AT = (_HEADER.size, _HEADER.size + _SLOT_BYTES)
+SIZE = _SLOTS_AT[1] + _SLOT_BYTES
 
 RUNNING, CLEAN, EXCEPTION = 0, 1, 2
 _RETRIES = 1000
@@ -55,6 +57,8 @@ class PageWriter:
             self._memory = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
+        # Assigning a word stores it at once; pack_into fills its place with zeros first, which a reader can see.
+        self._words = memoryview(self._memory).cast("Q")
         self._sequence = 0
         _HEADER.pack_into(self._memory, 0, MAGIC, 0)
 
@@ -69,44 +73,51 @@ class PageWriter:
         dropped_steps: int,
     ) -> None:
         """Write the counters: about a microsecond."""
-        memory, sequence = self._memory, self._sequence
-        _HEADER.pack_into(memory, 0, MAGIC, sequence + 1)
+        sequence = self._sequence + 1
+        at = _SLOTS_AT[sequence & 1]
         _COUNTERS.pack_into(
-            memory, _COUNTERS_AT, range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps
+            self._memory, at, range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps
         )
-        _HEADER.pack_into(memory, 0, MAGIC, sequence + 2)
-        self._sequence = sequence + 2
+        self._words[_SEQUENCE_WORD] = self._sequence = sequence
 
     def end(self, ending: int, detail: str, reason: str) -> None:
         """Write how the rank ended, or why something was dropped."""
-        _HEADER.pack_into(self._memory, 0, MAGIC, self._sequence + 1)
-        _ENDING.pack_into(self._memory, _ENDING_AT, ending, _clip(detail), _clip(reason))
-        self._sequence += 2
-        _HEADER.pack_into(self._memory, 0, MAGIC, self._sequence)
+        valid = _SLOTS_AT[self._sequence & 1]
+        slot = self._memory[valid : valid + _COUNTERS.size] + _ENDING.pack(ending, _clip(detail), _clip(reason))
+        for _ in _SLOTS_AT:  # both: from now on the counters alone are written
+            sequence = self._sequence + 1
+            at = _SLOTS_AT[sequence & 1]
+            self._memory[at : at + len(slot)] = slot
+            self._words[_SEQUENCE_WORD] = self._sequence = sequence
 
 
 def read_page(path: Path) -> Counters:
     """The counters as they stand. Raises OSError or PageError."""
-    content = b""
     for _ in range(_RETRIES):
         content = path.read_bytes()
-        if len(content) != SIZE:
-            raise PageError(f"{path} is no page: {len(content)} bytes instead of {SIZE}")
-        magic, before = _HEADER.unpack_from(content, 0)
-        if magic != MAGIC:
-            raise PageError(f"{path} is no page of this version")
-        after = _HEADER.unpack_from(path.read_bytes(), 0)[1]
-        if before == after and before % 2 == 0:
+        sequence = _sequence(path, content)
+        # The valid slot is written again only after the sequence moved on.
+        if _sequence(path, path.read_bytes()) == sequence:
             break
-    # A rank that was killed in the middle of a write leaves the sequence odd for ever; its words are written whole.
-    counters = _COUNTERS.unpack_from(content, _COUNTERS_AT)
-    ending, detail, reason = _ENDING.unpack_from(content, _ENDING_AT)
-    numbers = Counters(*counters)
+    else:
+        raise PageError(f"{path} changes faster than it can be read")
+    at = _SLOTS_AT[sequence & 1]
+    ending, detail, reason = _ENDING.unpack_from(content, at + _COUNTERS.size)
+    numbers = Counters(*_COUNTERS.unpack_from(content, at))
     return replace(numbers, ending=ending, detail=_text(detail), reason=_text(reason))
 
 
+def _sequence(path: Path, content: bytes) -> int:
+    if len(content) != SIZE:
+        raise PageError(f"{path} is no page: {len(content)} bytes instead of {SIZE}")
+    magic, sequence = _HEADER.unpack_from(content, 0)
+    if magic != MAGIC:
+        raise PageError(f"{path} is no page of this version")
+    return int(sequence)
+
+
 def _clip(text: str) -> bytes:
-    return text.encode()[:TEXT_BYTES].decode(errors="ignore").encode()
+    return text.encode(errors="replace")[:TEXT_BYTES].decode(errors="ignore").encode()
 
 
 def _text(content: bytes) -> str:
