@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     if not arguments.folder.is_dir():
         sys.stderr.write(
-            f"commwatch upload: {arguments.folder} is no folder: `commwatch doctor` names the spool folder\n"
+            f"commwatch upload: {arguments.folder} is no folder: `commwatch doctor` names it\n"
         )
         return 2
     folders = spools(arguments.folder)

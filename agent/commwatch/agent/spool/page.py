@@ -1,8 +1,8 @@
 """A rank's counters in a small file that the rank maps and its forwarder reads.
 
-One writer, any number of readers. There are two slots; the lowest bit of the sequence number says which is valid. A
-write fills the other slot and then moves the sequence on: a reader at any moment, and SIGKILL at any moment, find a
-whole slot.
+The file outlives SIGKILL of the rank. One writer and a ring of slots: the sequence says which slot counts, and the
+writer fills the next before it moves the sequence on. So the slot that counts is whole, also when the writer was killed
+in the middle of the next, and a reader only has to see that the writer did not come round to it meanwhile.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from pathlib import Path
 
 MAGIC = 0x434F4D4D57503032
 TEXT_BYTES = 200
-_HEADER = struct.Struct("=QQ")  # magic, sequence
-_SEQUENCE_WORD = 1
-_COUNTERS = struct.Struct("=QQQQQQQ")
-_ENDING = struct.Struct(f"=B{TEXT_BYTES}s{TEXT_BYTES}s")
-_SLOT_BYTES = -(-(_COUNTERS.size + _ENDING.size) // 8) * 8
-_SLOTS_AT = (_HEADER.size, _HEADER.size + _SLOT_BYTES)
-SIZE = _SLOTS_AT[1] + _SLOT_BYTES
+_HEADER = struct.Struct("=QQ")
+_SLOT = struct.Struct(f"=QQQQQQQB{TEXT_BYTES}s{TEXT_BYTES}s")
+SLOTS = 16
+SIZE = _HEADER.size + SLOTS * _SLOT.size
 
 RUNNING, CLEAN, EXCEPTION = 0, 1, 2
 _RETRIES = 1000
 
 
 class PageError(ValueError):
-    """The file is no page of this version."""
+    """The file is no page of this version, or its writer never held still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +54,11 @@ class PageWriter:
             self._memory = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
-        # Assigning a word stores it at once; pack_into fills its place with zeros first, which a reader can see.
-        self._words = memoryview(self._memory).cast("Q")
-        self._sequence = 0
-        _HEADER.pack_into(self._memory, 0, MAGIC, 0)
+        self._counters = (0, 0, 0, 0, 0, 0, 0)
+        self._ending: tuple[int, bytes, bytes] = (RUNNING, b"", b"")
+        # Whole words: SIGKILL cannot cut the store of one in two.
+        self._words = memoryview(self._memory)[: _HEADER.size].cast("Q")
+        self._words[0] = MAGIC
 
     def publish(
         self,
@@ -73,47 +71,39 @@ class PageWriter:
         dropped_steps: int,
     ) -> None:
         """Write the counters: about a microsecond."""
-        sequence = self._sequence + 1
-        at = _SLOTS_AT[sequence & 1]
-        _COUNTERS.pack_into(
-            self._memory, at, range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps
-        )
-        self._words[_SEQUENCE_WORD] = self._sequence = sequence
+        self._counters = (range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps)
+        self._write()
 
     def end(self, ending: int, detail: str, reason: str) -> None:
         """Write how the rank ended, or why something was dropped."""
-        valid = _SLOTS_AT[self._sequence & 1]
-        slot = self._memory[valid : valid + _COUNTERS.size] + _ENDING.pack(ending, _clip(detail), _clip(reason))
-        for _ in _SLOTS_AT:  # both: from now on the counters alone are written
-            sequence = self._sequence + 1
-            at = _SLOTS_AT[sequence & 1]
-            self._memory[at : at + len(slot)] = slot
-            self._words[_SEQUENCE_WORD] = self._sequence = sequence
+        self._ending = (ending, _clip(detail), _clip(reason))
+        self._write()
+
+    def _write(self) -> None:
+        following = self._words[1] + 1
+        _SLOT.pack_into(self._memory, _slot_at(following), *self._counters, *self._ending)
+        self._words[1] = following
 
 
 def read_page(path: Path) -> Counters:
     """The counters as they stand. Raises OSError or PageError."""
-    for _ in range(_RETRIES):
-        content = path.read_bytes()
-        sequence = _sequence(path, content)
-        # The valid slot is written again only after the sequence moved on.
-        if _sequence(path, path.read_bytes()) == sequence:
-            break
-    else:
-        raise PageError(f"{path} changes faster than it can be read")
-    at = _SLOTS_AT[sequence & 1]
-    ending, detail, reason = _ENDING.unpack_from(content, at + _COUNTERS.size)
-    numbers = Counters(*_COUNTERS.unpack_from(content, at))
-    return replace(numbers, ending=ending, detail=_text(detail), reason=_text(reason))
+    with path.open("rb", buffering=0) as file:
+        for _ in range(_RETRIES):
+            content = os.pread(file.fileno(), SIZE + 1, 0)
+            if len(content) != SIZE:
+                raise PageError(f"{path} is no page: {len(content)} bytes instead of {SIZE}")
+            magic, before = _HEADER.unpack_from(content, 0)
+            if magic != MAGIC:
+                raise PageError(f"{path} is no page of this version")
+            after = _HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[1]
+            if after - before < SLOTS - 1:
+                *numbers, ending, detail, reason = _SLOT.unpack_from(content, _slot_at(before))
+                return replace(Counters(*numbers), ending=ending, detail=_text(detail), reason=_text(reason))
+    raise PageError(f"{path} changed during each of {_RETRIES} reads")
 
 
-def _sequence(path: Path, content: bytes) -> int:
-    if len(content) != SIZE:
-        raise PageError(f"{path} is no page: {len(content)} bytes instead of {SIZE}")
-    magic, sequence = _HEADER.unpack_from(content, 0)
-    if magic != MAGIC:
-        raise PageError(f"{path} is no page of this version")
-    return int(sequence)
+def _slot_at(sequence: int) -> int:
+    return _HEADER.size + sequence % SLOTS * _SLOT.size
 
 
 def _clip(text: str) -> bytes:
