@@ -39,27 +39,20 @@ def _wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
     def new_process_group(*args: Any, **kwargs: Any) -> Any:
         created = original(*args, **kwargs)
         if not _started:
-            _start(args, kwargs)
+            _start(created)
         return created
 
     return new_process_group
 
 
-def _start(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _start(created: tuple[Any, Any]) -> None:
     global _started
     _started = True
     try:
         from commwatch.agent import session
 
-        # Positions of _new_process_group_helper(group_size, group_rank, global_ranks_in_group, backend, store, ...)
-        named = dict(zip(("world_size", "rank", "ranks", "backend", "store"), args, strict=False))
-        session.start(
-            world_size=int(named.get("world_size", kwargs.get("group_size", 1))),
-            rank=int(named.get("rank", kwargs.get("group_rank", 0))),
-            backend=str(named.get("backend", kwargs.get("backend", ""))),
-            store=named.get("store", kwargs.get("store")),
-            environ=os.environ,
-        )
+        group, store = created
+        session.start(world_size=group.size(), rank=group.rank(), store=store, environ=os.environ)
     except Exception as error:  # noqa: BLE001  the job's process group stands: nothing of the agent may take it away
         _log.warning("commwatch: not recording: %s: %s", type(error).__name__, error)
 

@@ -76,7 +76,7 @@ def current() -> Session | None:
     return _session
 
 
-def start(*, world_size: int, rank: int, backend: str, store: Any, environ: Mapping[str, str]) -> None:
+def start(*, world_size: int, rank: int, store: Any, environ: Mapping[str, str]) -> None:
     """Begin recording in this process. Logs one line and records nothing when that cannot work; never raises."""
     global _session
     try:
@@ -93,7 +93,7 @@ def start(*, world_size: int, rank: int, backend: str, store: Any, environ: Mapp
     import torch
 
     script = script_of(sys.modules)
-    fake = "fake" in backend
+    fake = torch_private.is_fake_store(store)
     run_id, shared = identity.shared_run_id(store, environ, settings.run_id)
     if not shared and world_size > 1 and not fake:
         _log.warning(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def main() -> None:
     Path(sys.argv[1], f"{rank}.json").write_text(
         json.dumps({"counts": sorted((*key, count) for key, count in counts.items()), "equal": plain == recorded})
     )
+    # gloo's threads drop their last tensors a moment after a collective; torch aborts when Python ends meanwhile.
+    time.sleep(0.3)
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ exceptions and module reuse, and patches neither DTensor nor FSDP.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -28,10 +28,17 @@ class Cause:
     implicit: bool
     op: str
 
+    key: str = field(init=False, repr=False, compare=False)
+    """What ``str`` shows, made once: a text's hash is kept, a dataclass's is computed at every look-up."""
+
+    def __post_init__(self) -> None:
+        asked = f" asked by {self.op}" if self.op else ""
+        text = f"{'implicit' if self.implicit else 'explicit'} redistribute {self.src} -> {self.dst}{asked}"
+        object.__setattr__(self, "key", text)
+
     def __str__(self) -> str:
         """Such as ``implicit redistribute S(0) -> R asked by aten.mm.default``."""
-        asked = f" asked by {self.op}" if self.op else ""
-        return f"{'implicit' if self.implicit else 'explicit'} redistribute {self.src} -> {self.dst}{asked}"
+        return self.key
 
 
 def placements_text(placements: Any) -> str:
@@ -49,14 +56,8 @@ def _locals(frame: FrameType, *names: str) -> list[Any]:
     return values
 
 
-@dataclass(slots=True)
-class Origin:
-    """Where a collective came from. ``frame`` is the innermost user frame: use it at once, never keep it."""
-
-    phase: str
-    module: str
-    cause: Cause | None
-    frame: FrameType | None
+Origin = tuple[str, str, Cause | None, FrameType | None]
+"""Phase, module, cause and the innermost user frame: use the frame at once, never keep it."""
 
 
 class Attribution:
@@ -74,9 +75,9 @@ class Attribution:
         phase = ""
         dtensor = False
         node = torch_private.current_autograd_node()
-        looked_at = 0
-        while frame is not None and looked_at < MAX_FRAMES:
-            looked_at += 1
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
             code = frame.f_code
             meaning = meanings.get(id(code))
             if meaning is None:
@@ -115,7 +116,7 @@ class Attribution:
                 self._tracker.intervals.tag(torch_private.sequence_number() - 1, module)
             if self._without_grad():
                 phase = "eval"
-        return Origin(phase, module, self._cause(redistribute) if redistribute is not None else None, user)
+        return phase, module, self._cause(redistribute) if redistribute is not None else None, user
 
     def _module(self, phase: str, module_frame: FrameType | None, fsdp_frame: FrameType | None, node: Any) -> str:
         if fsdp_frame is not None:
@@ -124,6 +125,9 @@ class Attribution:
             if modules:
                 return self._name(modules[0])
         if module_frame is not None:
+            stack = self._tracker.stack
+            if stack.calls and not stack.after_child:
+                return self._tracker.names.by_identity(stack.calls[-1])
             return self._name(_locals(module_frame, "self")[0])
         if phase == "backward" and node is not None:
             return self._tracker.intervals.module_of(torch_private.node_sequence_number(node))
@@ -139,8 +143,8 @@ class Attribution:
         return names.name(module, outermost if outermost is not None else module)
 
     def _without_grad(self) -> bool:
-        calls = self._tracker.stack.calls
-        return bool(calls) and not calls[-1].grad
+        stack = self._tracker.stack
+        return bool(stack.calls) and not stack.grad
 
     def _cause(self, frame: FrameType) -> Cause:
         current, target = _locals(frame, "current_spec", "target_spec")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from commwatch.agent.recorder import torch_private
@@ -18,9 +18,15 @@ class Group:
     size: int
     stride: int
 
+    key: str = field(init=False, repr=False, compare=False)
+    """What ``str`` shows, made once: a text's hash is kept, a dataclass's is computed at every look-up."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.name}(size {self.size}, stride {self.stride})")
+
     def __str__(self) -> str:
         """Such as ``tp(size 2, stride 1)``."""
-        return f"{self.name}(size {self.size}, stride {self.stride})"
+        return self.key
 
 
 UNKNOWN = Group("unknown", 0, 0)

@@ -12,12 +12,14 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
-from commwatch.agent.recorder import torch_private
+from commwatch.agent.recorder.torch_private import sequence_number
 
 ROOT = "(root)"
 _CHECKPOINT_FILE = f"{os.sep}torch{os.sep}utils{os.sep}checkpoint.py"
@@ -57,6 +59,15 @@ class ModuleNames:
         """The module's name, or None when it was never learned."""
         found = self._by_id.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
+
+    def has(self, identity: int) -> bool:
+        """Whether a living module of this identity was learned."""
+        return identity in self._by_id
+
+    def by_identity(self, identity: int) -> str:
+        """Name of the living module of this identity; empty when there is none."""
+        found = self._by_id.get(identity)
+        return found[1] if found is not None else ""
 
     def name(self, module: nn.Module, outermost: nn.Module) -> str:
         """The module's name; learns the outermost module of the call when it is new."""
@@ -115,11 +126,12 @@ class Intervals:
     LIMIT = 200_000
     """Notes kept; beyond it the older half is dropped, and nodes older than that have no module."""
 
-    __slots__ = ("_mark", "_modules", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
+    __slots__ = ("_mark", "_modules", "_names", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
 
-    def __init__(self) -> None:
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
         self._numbers: list[int] = []
-        self._modules: list[str] = []
+        self._modules: list[int] = []
         self._mark = 0
         self._thread: int | None = None
         self._tags: dict[int, str] = {}
@@ -134,14 +146,15 @@ class Intervals:
         if len(self._tags) < self.LIMIT:
             self._tags[number] = module
 
-    def note(self, number: int, module: str, thread: int) -> None:
-        """From this sequence number on, ``module`` is active. Numbers of a second thread make the answer uncertain."""
-        if self._thread is None:
+    def note(self, module: int) -> None:
+        """From here on the module of this identity is active; 0 for none. A second thread makes answers uncertain."""
+        thread = get_ident()
+        if thread != self._thread:
+            if self._thread is not None:
+                self.mixed = True
+                return
             self._thread = thread
-        elif self._thread != thread:
-            self.mixed = True
-            return
-        self._numbers.append(number)
+        self._numbers.append(sequence_number())
         self._modules.append(module)
         if len(self._numbers) > self.LIMIT:
             half = self.LIMIT // 2
@@ -156,7 +169,7 @@ class Intervals:
         if tagged is not None or not self._numbers:
             return tagged or ""
         position = bisect_right(self._numbers, number) - 1
-        return self._modules[position] if position >= 0 else ""
+        return self._names.by_identity(self._modules[position]) if position >= 0 else ""
 
     def step(self) -> None:
         """A step ended: forget what the step before it noted."""
@@ -178,31 +191,27 @@ def in_checkpoint() -> bool:
     return False
 
 
-class Call:
-    """One running module call of a thread: its name and whether its outermost call is to be differentiated."""
-
-    __slots__ = ("grad", "module_id", "name")
-
-    def __init__(self, module_id: int, name: str, grad: bool) -> None:
-        self.module_id = module_id
-        self.name = name
-        self.grad = grad
-
-
 class CallStack(threading.local):
-    """Module calls running on this thread, outermost first, and a weak reference to the outermost module."""
+    """Module calls running on this thread, outermost first, by identity.
+
+    ``outermost`` refers weakly to the outermost module; ``grad`` says whether its call is to be differentiated. After
+    ``after_child`` the innermost running call may be the last one, or still its child's, whose own output hooks run
+    after the hook that took it from the list.
+    """
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[int] = []
+        self.after_child = False
         self.outermost: weakref.ref[nn.Module] | None = None
+        self.grad = True
 
 
 class ModuleTracker:
-    """Follows module calls through torch's global forward hooks; about a microsecond a call."""
+    """Follows module calls through torch's global forward hooks: a few list operations for each call."""
 
     def __init__(self, names: ModuleNames, on_outermost_without_grad: Callable[[], None]) -> None:
         self.names = names
-        self.intervals = Intervals()
+        self.intervals = Intervals(names)
         self.stack = CallStack()
         self._on_outermost_without_grad = on_outermost_without_grad
         self._handles: list[Any] = []
@@ -226,37 +235,38 @@ class ModuleTracker:
             self._handles.pop().remove()
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or not self._enabled:
+        if is_compiling() or not self._enabled:
             return
         try:
             stack = self.stack
             calls = stack.calls
+            identity = id(module)
             if not calls:
                 stack.outermost = weakref.ref(module)
-            name = self.names.known(module)
-            if name is None:
+                stack.grad = torch.is_grad_enabled() or in_checkpoint()
+            if not self.names.has(identity):
                 outermost = stack.outermost() if stack.outermost is not None else None
-                name = self.names.name(module, outermost if outermost is not None else module)
-            grad = calls[0].grad if calls else torch.is_grad_enabled() or in_checkpoint()
-            calls.append(Call(id(module), name, grad))
-            self.intervals.note(torch_private.sequence_number(), name, threading.get_ident())
+                self.names.name(module, outermost if outermost is not None else module)
+            calls.append(identity)
+            stack.after_child = False
+            self.intervals.note(identity)
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
             return
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._enabled:
+        if is_compiling() or not self._enabled:
             return
         try:
-            calls = self.stack.calls
+            stack = self.stack
+            calls = stack.calls
             identity = id(module)
-            while calls:
-                ended = calls.pop()
-                if ended.module_id == identity:
-                    break
-            else:
+            if identity not in calls:
                 return
-            self.intervals.note(torch_private.sequence_number(), calls[-1].name if calls else "", threading.get_ident())
-            if not calls and not ended.grad:
+            while calls.pop() != identity:  # what an exception left behind
+                pass
+            stack.after_child = True
+            self.intervals.note(calls[-1] if calls else 0)
+            if not calls and not stack.grad:
                 self._on_outermost_without_grad()
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
             return

@@ -117,29 +117,28 @@ class Observer:
         tensors_out = tensors_in if op.outputs == op.inputs else _tensors(args, op.outputs)
         first = tensors_in[0] if tensors_in else tensors_out[0] if tensors_out else None
         dtype = first.dtype if first is not None else None
-        origin = self._attribution.origin(sys._getframe(2))
+        phase, module, cause, frame = self._attribution.origin(sys._getframe(2))
         group = self._group(op, args)
-        key = (op, group, origin.phase, origin.module, origin.cause, dtype)
+        key = (op.name, group.key, phase, module, cause.key if cause is not None else "", dtype)
         index = self._identity_ids.get(key)
         if index is None:
             with self._lock:
                 if first is not None:
                     self.device_types.add(first.device.type)
-                index = self._learn(key)
+                index = self._learn(key, op, group, cause)
         identity = self.identities[index]
-        frame = origin.frame
         if frame is not None:
             place = (id(frame.f_code), frame.f_lasti)
             if place not in identity.seen:
                 self._learn_line(identity, place, frame.f_code, frame.f_lineno)
-        return index, self._size(op, tensors_in, tensors_out, dtype), origin.phase
+        return index, self._size(op, tensors_in, tensors_out, dtype), phase
 
-    def _learn(self, key: tuple[Any, ...]) -> int:
+    def _learn(self, key: tuple[Any, ...], op: Op, group: Group, cause: Cause | None) -> int:
         if key in self._identity_ids:
             return self._identity_ids[key]
-        op, group, phase, module, cause, dtype = key
+        _, _, phase, module, _, dtype = key
         if len(self.identities) >= MAX_IDENTITIES:
-            key = (op, group, phase, "", None, dtype)
+            key = (op.name, group.key, phase, "", "", dtype)
             module, cause = "", None
             if key in self._identity_ids:
                 return self._identity_ids[key]
@@ -173,7 +172,7 @@ class Observer:
     ) -> int:
         shapes_in = tuple([tensor.shape for tensor in tensors_in])
         shapes_out = shapes_in if tensors_out is tensors_in else tuple([tensor.shape for tensor in tensors_out])
-        key = (op, shapes_in, shapes_out, dtype)
+        key = (op.name, shapes_in, shapes_out, dtype)
         index = self._size_ids.get(key)
         if index is None:
             index = next(self._size_numbers)

@@ -129,6 +129,11 @@ def compiled_frames() -> int:
     return int(counters["frames"]["ok"]) if counters and "frames" in counters else 0
 
 
+def is_fake_store(store: Any) -> bool:
+    """Whether this process stands for a rank of a world that does not exist."""
+    return type(root_store(store)).__name__ == "FakeStore"
+
+
 def root_store(store: Any) -> Any:
     """The store below every prefix, which a launcher may keep over the attempts of one job."""
     for _ in range(16):

@@ -74,7 +74,6 @@ def _run(folder: Path, service: processes.Service, steps: int, stage: Stages) ->
     _show(service, checkout, "compare", good[:8], changed[:8])
     _show(service, checkout, "alerts")
     code = _show(service, checkout, "gate", "--base", good[:8], "--head", changed[:8])
-    click.echo(f"\ngate: exit {code}")
     if code != 1:
         raise processes.DemoError(f"the gate ended with exit code {code}: expected 1")
 
