@@ -21,6 +21,7 @@ from commwatch.agent.spool.reader import SpoolReader
 from commwatch.v1 import ingest_pb2
 
 LOOK_S = 0.1
+STATUS_LIMIT_S = 1.0
 SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 50, 60_000
 MIN_MESSAGE_BYTES = 64 * 1024
 
@@ -124,8 +125,8 @@ class RankStream:
         elif not gone and time.monotonic() >= self._beat_at and self._window():
             await self._beat()
         elif gone and self._acked == self._next - 1 and not self._said_goodbye:
+            self._said_goodbye = True  # before the write: the answer may come during it
             await self._write(goodbye=goodbye(self._reader.counters()))
-            self._said_goodbye = True
         else:
             await self._look()
 
@@ -147,9 +148,9 @@ class RankStream:
         elif frames[0].ByteSize() > self._message_bytes:
             _log.warning("frame %d has %d bytes: sent empty", self._next, frames[0].ByteSize())
             frames = [ingest_pb2.Frame(number=self._next)]
-        await self._write(frames=ingest_pb2.FrameBatch(frames=frames))
         self._next = frames[-1].number + 1
-        self._sent = max(self._sent, self._next - 1)
+        self._sent = max(self._sent, self._next - 1)  # before the write: the answer may come during it
+        await self._write(frames=ingest_pb2.FrameBatch(frames=frames))
         return True
 
     def _lost_frames(self, end: int) -> list[ingest_pb2.Frame]:
@@ -249,10 +250,13 @@ class RankStream:
             return await asyncio.wait_for(waiting, self._limits.answer_s if limited else None)
         except asyncio.TimeoutError:
             raise StreamBrokenError(f"no answer for {self._limits.answer_s:g} s") from None
-        except grpc.aio.AioRpcError as error:
-            code, details = error.code(), error.details()
-        except asyncio.InvalidStateError:  # it was over before the write
-            code, details = await self._call.code(), await self._call.details()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            failure = error
+        try:  # a write to a stream that was over has no status of its own
+            code = await asyncio.wait_for(self._call.code(), STATUS_LIMIT_S)
+            details = await asyncio.wait_for(self._call.details(), STATUS_LIMIT_S)
+        except asyncio.TimeoutError:
+            raise StreamBrokenError(str(failure)) from None
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             raise UndeliverableError(f"refused this rank: {details}")
         raise StreamBrokenError(f"{code.name}: {details}")
