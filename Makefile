@@ -11,7 +11,7 @@ PROTO_STAMP := $(PROTO_VENV)/.installed
 PROTO_DIR ?= proto
 PROTOS := proto/commwatch/v1/records.proto proto/commwatch/v1/ingest.proto
 
-.PHONY: venv demo test check proto bench fmt clean
+.PHONY: venv demo picture test check proto bench fmt clean
 
 venv: $(STAMP)
 
@@ -28,6 +28,10 @@ $(PROTO_STAMP): Makefile
 
 demo: $(STAMP)
 	$(BIN)/commwatch demo
+
+# The README's picture: made by the demo, never by hand.
+picture: $(STAMP)
+	$(BIN)/commwatch demo --picture docs/comparison.svg
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests/unit tests/contract tests/integration

@@ -14,6 +14,7 @@ import click
 
 from commwatch.client import Client
 from commwatch.service.demo import processes, repository
+from commwatch.service.demo.picture import save
 
 EXIT_INFRASTRUCTURE = 4
 WAIT_LIMIT_S = 60.0
@@ -25,7 +26,8 @@ POLL_S = 0.2
     "--steps", default=12, show_default=True, type=click.IntRange(6, 1000), help="Training steps of each run."
 )
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep repository, database and logs in this new folder.")
-def demo(steps: int, keep: Path | None) -> None:
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Save the comparison as an SVG file.")
+def demo(steps: int, keep: Path | None, picture: Path | None) -> None:
     """Train a small model on four real ranks at two commits, and catch the one that communicates more.
 
     The second commit changes one layout. Exits 0 when the alert was raised and the gate said 1.
@@ -41,7 +43,7 @@ def demo(steps: int, keep: Path | None) -> None:
             folder = keep.resolve()
         try:
             service = stack.enter_context(processes.service(folder))
-            _run(folder, service, steps, Stages())
+            _run(folder, service, steps, Stages(), picture)
         except processes.DemoError as error:
             click.echo(f"commwatch demo: {error}", err=True)
             sys.exit(EXIT_INFRASTRUCTURE)
@@ -59,7 +61,7 @@ class Stages:
         click.echo(f"[{time.monotonic() - self._start:5.1f} s] {text}")
 
 
-def _run(folder: Path, service: processes.Service, steps: int, stage: Stages) -> None:
+def _run(folder: Path, service: processes.Service, steps: int, stage: Stages, picture: Path | None) -> None:
     stage(f"service ready at {service.http_url} (agents: {service.grpc_address})")
     checkout = folder / "job"
     good = repository.create(checkout)
@@ -71,9 +73,11 @@ def _run(folder: Path, service: processes.Service, steps: int, stage: Stages) ->
         _until(lambda: bool(client.alerts(state="open")["alerts"]), "no alert was raised")
     stage("alert raised")
     _show(service, checkout, "runs")
-    _show(service, checkout, "compare", good[:8], changed[:8])
+    code, output = _show(service, checkout, "compare", good[:8], changed[:8])
+    if picture is not None:
+        save(picture, f"compare {good[:8]} {changed[:8]}", output)
     _show(service, checkout, "alerts")
-    code = _show(service, checkout, "gate", "--base", good[:8], "--head", changed[:8])
+    code, _ = _show(service, checkout, "gate", "--base", good[:8], "--head", changed[:8])
     if code != 1:
         raise processes.DemoError(f"the gate ended with exit code {code}: expected 1")
 
@@ -98,11 +102,11 @@ def _until(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(POLL_S)
 
 
-def _show(service: processes.Service, checkout: Path, *arguments: str) -> int:
+def _show(service: processes.Service, checkout: Path, *arguments: str) -> tuple[int, str]:
     click.echo(f"\n$ commwatch {' '.join(arguments)}")
     code, output = processes.command(service.http_url, checkout, *arguments)
     click.echo(output)
-    return code
+    return code, output
 
 
 def _next(keep: Path | None) -> None:
