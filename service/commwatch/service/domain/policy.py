@@ -43,7 +43,7 @@ class PayloadGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Every change with its severity, the most severe first."""
+    """Every change with its severity: the most severe first, then those of implicit redistributes."""
 
     changes: tuple[JudgedChange, ...]
     payload: PayloadGrowth
@@ -59,8 +59,13 @@ class Judgement:
 def judge(comparison: Comparison) -> Judgement:
     """Apply the default policy: fewer calls and moved bytes are information, more calls warn or alert."""
     judged = [JudgedChange(change, _severity(change)) for change in comparison.changes]
-    judged.sort(key=lambda found: SEVERITIES.index(found.severity))
+    judged.sort(key=lambda found: (SEVERITIES.index(found.severity), not _implicit(found.change)))
     return Judgement(tuple(judged), _payload_growth(comparison, judged))
+
+
+def _implicit(change: Change) -> bool:
+    """Whether nobody asked for it in so many words: what readers want to see first."""
+    return change.site.cause is not None and change.site.cause.implicit
 
 
 def _severity(change: Change) -> str:
