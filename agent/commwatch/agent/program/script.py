@@ -28,7 +28,7 @@ def script_of(modules: Mapping[str, ModuleType]) -> Script:
     """The script that runs as ``__main__``; an interactive session is called ``interactive``."""
     main = modules.get("__main__")
     file = getattr(main, "__file__", None)
-    if not file:
+    if not file or file == "<stdin>":
         return Script("", "interactive", Path.cwd())
     path = Path(file).resolve()
     root = checkout_of(path.parent) or path.parent
