@@ -24,7 +24,7 @@ def new_run_id(unix_ms: int | None = None) -> str:
 def attempt_of(environ: Mapping[str, str]) -> int:
     """The elastic attempt, from 0."""
     count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(count) if count.isdigit() else 0
+    return int(count) if count.isascii() and count.isdecimal() else 0
 
 
 def shared_run_id(store: Any, environ: Mapping[str, str], configured: str) -> tuple[str, bool]:

@@ -13,7 +13,10 @@ def make_spool_dir(folder: Path) -> None:
 
     The default lies in a folder where everybody may create: what somebody else put there under its name is refused.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
     parent = folder.parent.stat()
     if parent.st_mode & stat.S_ISVTX and parent.st_mode & stat.S_IWOTH:
         _require_own(folder)
