@@ -209,3 +209,41 @@ def test_commwatch_run_does_the_same_by_wrapper(service: LiveService, tmp_path: 
     run_id = service.only_run()
     with service.client() as client:
         assert client.show(run_id)["run"]["workload"] == "wrapped"
+
+
+def test_a_pipeline_that_never_steps_is_one_open_step(service: LiveService, tmp_path: Path) -> None:
+    run_ranks(PROGRAMS / "pipeline.py", [str(tmp_path)], 2, environment(service, tmp_path))
+    assert [json.loads((tmp_path / f"{rank}.json").read_text())["equal"] for rank in range(2)] == [True, True]
+    run_id = service.only_run()
+    for ranges in stored_ranges(service, run_id).values():
+        assert [(entry.steps, entry.unfinished) for entry in ranges] == [(0, True)]
+        store = service.store()
+        try:
+            pattern = store.definitions("default", [ranges[0].pattern_hash])[ranges[0].pattern_hash]
+        finally:
+            store.close()
+        assert isinstance(pattern, Pattern)
+        kinds = Counter(pattern.calls[index].kind for index in pattern.order)
+        # Two schedules of four micro-batches; the first also exchanges the shapes of the stages.
+        assert kinds["send"] >= 8
+        assert kinds["recv"] >= 8
+
+
+def test_one_process_on_the_fake_store_is_a_whole_run(service: LiveService, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from torch.testing._internal.distributed.fake_pg import FakeStore\n"
+        "import commwatch.agent\n"
+        "dist.init_process_group('fake', rank=0, world_size=64, store=FakeStore())\n"
+        "for _ in range(4):\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "    commwatch.agent.step()\n"
+    )
+    subprocess.run(
+        [sys.executable, str(script)], env=rank_environment(environment(service, tmp_path)), check=True, timeout=90
+    )
+    run_id = service.only_run()
+    with service.client() as client:
+        run = client.show(run_id)["run"]
+    assert (run["world_size"], run["expected_ranks"], run["steps"], run["calls"]) == (64, 1, 4, 4)

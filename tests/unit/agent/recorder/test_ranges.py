@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -13,32 +12,7 @@ from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.groups import Group
 from commwatch.agent.recorder.observer import Identity, Observer, Sizes
 from commwatch.v1 import records_pb2
-
-
-class MemorySink:
-    """Keeps what a spool would keep."""
-
-    def __init__(self) -> None:
-        self.definitions: dict[bytes, tuple[int, bytes]] = {}
-        self.records: list[records_pb2.StepRange] = []
-
-    def define(self, kind: int, content: bytes) -> bytes:
-        key = hashlib.blake2b(bytes([kind]) + content, digest_size=16).digest()
-        self.definitions[key] = (kind, content)
-        return key
-
-    def append(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
-        assert isinstance(content, records_pb2.StepRange)
-        copy = records_pb2.StepRange()
-        copy.CopyFrom(content)
-        self.records.append(copy)
-        return True
-
-    def newest(self) -> dict[int, records_pb2.StepRange]:
-        return {record.number: record for record in self.records}
-
-    def kinds(self) -> Counter[int]:
-        return Counter(kind for kind, _ in self.definitions.values())
+from tests.unit.agent.recorder.memory_sink import MemorySink
 
 
 class Clock:
