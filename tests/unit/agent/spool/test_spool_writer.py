@@ -208,3 +208,31 @@ def test_a_full_disk_drops_and_counts(tmp_path: Path) -> None:
         assert SpoolReader(folder).counters().reason == spool.reason
     finally:
         subprocess.run(["umount", "--lazy", str(mount)], check=True)  # the page is still mapped
+
+
+def test_a_body_that_found_no_room_is_kept_once_there_is_some(folder: Path) -> None:
+    spool = writer(folder, 64 * 1024)
+    while spool.append(facts(1000)):
+        pass
+    key = spool.define(PATTERN, b"p" * 3000)
+    steps = records_pb2.StepRange(number=1, first_step=1, last_step=1, steps=1, pattern_hash=key)
+    assert not spool.append(steps)
+    assert spool.dropped_frames == 2
+    reader = SpoolReader(folder)
+    assert reader.definition(key) is None
+    last = reader.last_number()
+    reader.delete_through(last)
+    assert spool.append(steps)
+    found = reader.definition(key)
+    assert found is not None
+    assert found.content == b"p" * 3000
+    assert [frame.range for frame in reader.frames(last + 1, max_frames=10, max_bytes=1 << 20)] == [steps]
+    assert spool.dropped_frames == 2
+
+
+def test_bodies_that_found_no_room_do_not_pile_up(folder: Path) -> None:
+    spool = writer(folder, 64 * 1024)
+    keys = [spool.define(PATTERN, bytes([number]) * 1024 * 1024) for number in range(8)]
+    assert len(set(keys)) == 8
+    assert spool._unkept_bytes <= 4 * 1024 * 1024
+    assert list(spool._unkept) == keys[-3:]
