@@ -119,7 +119,7 @@ def start(*, world_size: int, rank: int, store: Any, environ: Mapping[str, str])
     try:
         spool = SpoolWriter(settings.rank_directory(run_id, attempt, rank), hello, settings.spool_max_bytes)
     except OSError as error:
-        _log.warning("commwatch: not recording: cannot write the spool: %s; set COMMWATCH_SPOOL_DIR", error)
+        _log.warning("commwatch: not recording: cannot write the spool (COMMWATCH_SPOOL_DIR): %s", error)
         return
     _session = Session(script.root, spool)
     _session.begin()

@@ -31,9 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(f"commwatch upload: {error}\n")
         return 2
     if not arguments.folder.is_dir():
-        sys.stderr.write(
-            f"commwatch upload: {arguments.folder} is no folder: `commwatch doctor` names it\n"
-        )
+        sys.stderr.write(f"commwatch upload: {arguments.folder} is no folder: `commwatch doctor` names it\n")
         return 2
     folders = spools(arguments.folder)
     if not folders:
