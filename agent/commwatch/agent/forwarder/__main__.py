@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import time
 from logging.handlers import RotatingFileHandler
@@ -69,4 +70,6 @@ def _forward(folder: Path, *, describe_only: bool) -> int:
 
 
 if __name__ == "__main__":
+    for early in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # meant for the job: `send` decides what they mean
+        signal.signal(early, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

@@ -37,13 +37,17 @@ class DeadlineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds. ``deadline`` counts from the rank's end. ``dial`` is the longest jitter before a dial."""
+    """Seconds. ``deadline`` counts from the rank's end. ``dial`` is the longest jitter before a dial.
+
+    ``renewed``: each acknowledgement begins the deadline anew, for whoever waits as long as it goes on.
+    """
 
     deadline: float
     heartbeat: float
     dial: float
     first: float = 0.1
     longest: float = 5.0
+    renewed: bool = False
 
 
 class Delivery:
@@ -121,6 +125,8 @@ class Delivery:
 
     def _progressed(self) -> None:
         self._wait_s = self._waits.first
+        if self._waits.renewed and self._gone_at is not None:
+            self._gone_at = time.monotonic()
 
     def _rank_is_gone(self) -> bool:
         if self._gone_at is None and self._ended():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from commwatch.v1 import ingest_pb2
 
 HASTY_DEADLINE_S = 5.0
 
+_log = logging.getLogger("commwatch.forwarder")
+
 
 def dial_jitter_s(world_size: int) -> float:
     """Longest wait before the first dial: 4,000 ranks are spread over 15 s, few ranks hardly wait."""
@@ -25,12 +28,12 @@ def dial_jitter_s(world_size: int) -> float:
 
 
 def describe(reader: SpoolReader, environ: Mapping[str, str]) -> None:
-    """Find out the commit of rank 0's program, once, and keep it in the spool."""
+    """Find out the commit of rank 0's program, once, put it into the hello and keep it in the spool if that can be."""
     root = environ.get(ROOT_VARIABLE, "")
     if reader.hello.rank != 0 or not root or reader.commit() is not None:
         return
     found = describe_commit(Path(root), environ)
-    reader.keep_commit(
+    reader.hello.commit.CopyFrom(
         ingest_pb2.Commit(
             sha=found.sha,
             branch=found.branch,
@@ -39,6 +42,10 @@ def describe(reader: SpoolReader, environ: Mapping[str, str]) -> None:
             subject=found.subject,
         )
     )
+    try:
+        reader.keep_commit(reader.hello.commit)
+    except OSError as error:  # such as a full disk: what can be sent now is sent all the same
+        _log.warning("the commit is not kept in %s: %s", reader.folder, error)
 
 
 async def send(reader: SpoolReader, settings: AgentSettings, *, live: bool, gone_s: float = 0.0) -> None:
@@ -61,6 +68,7 @@ async def send(reader: SpoolReader, settings: AgentSettings, *, live: bool, gone
             deadline=max(0.0, settings.deadline_s - gone_s),
             heartbeat=settings.heartbeat_s,
             dial=dial_jitter_s(reader.hello.world_size) if live else 0.0,
+            renewed=not live,
         ),
     )
     if live:

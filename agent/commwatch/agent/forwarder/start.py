@@ -11,7 +11,12 @@ from pathlib import Path
 ROOT_VARIABLE = "COMMWATCH_PROGRAM_ROOT"
 START_LIMIT_S = 10.0
 
-_SPAWN = "import os, sys; os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)"
+# Signals that a scheduler sends to all processes of a job stay ignored until the forwarder can tell what to do.
+_SPAWN = (
+    "import os, signal as s, sys\n"
+    "for number in (s.SIGTERM, s.SIGINT, s.SIGHUP): s.signal(number, s.SIG_IGN)\n"
+    "os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)\n"
+)
 
 
 def start_forwarder(folder: Path, root: Path, environ: Mapping[str, str], *, describe_only: bool) -> None:

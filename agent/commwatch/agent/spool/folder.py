@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 from pathlib import Path
+
+ATTEMPTS = 10
 
 
 def make_spool_dir(folder: Path) -> None:
@@ -25,6 +28,13 @@ def make_spool_dir(folder: Path) -> None:
 def make_rank_directory(folder: Path) -> None:
     """Create ``<spool>/<run>/<rank>`` where it is missing. Raises OSError."""
     make_spool_dir(folder.parent.parent)
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError):  # a forwarder deleted the run's folder: it had become empty
+            return _make_levels(folder)
+    return _make_levels(folder)
+
+
+def _make_levels(folder: Path) -> None:
     for level in (folder.parent, folder):
         level.mkdir(mode=0o700, exist_ok=True)
         _require_own(level)

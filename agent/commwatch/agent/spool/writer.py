@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from collections import OrderedDict, deque
 from pathlib import Path
 
@@ -51,6 +52,14 @@ class SpoolWriter:
         except FileExistsError:
             text = "another launch of this run left its records there: `commwatch upload` sends them; set a new"
             raise FileExistsError(errno.EEXIST, f"{text} COMMWATCH_RUN_ID for each launch", str(folder)) from None
+        try:
+            self._create(hello)
+        except OSError:  # half a spool would stand in the way of the next attempt
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _create(self, hello: ingest_pb2.Hello) -> None:
+        folder = self.folder
         self._definitions = AppendFile(folder / names.DEFINITIONS, self._note_error)
         self._segment = AppendFile(names.segment(folder, 1), self._note_error)
         keep_process(folder, self._pid)
