@@ -57,22 +57,12 @@ def rows() -> Iterator[str]:
         outer(tensor)
 
     with toy.agent() as recorder:
-
-        @contextlib.contextmanager
-        def recording() -> Iterator[None]:
-            recorder.start()
-            try:
-                yield
-            finally:
-                recorder.stop()
-                recorder.step()
-
         found = timing.interleaved(
             work,
             {
                 "bare": contextlib.nullcontext,
                 "interposition alone": interposition_alone,
-                "agent: module, cause, line": recording,
+                "agent: module, cause, line": lambda: toy.recording(recorder),
                 "do-nothing dispatch mode": Nothing,
                 "CommDebugMode": CommDebugMode,
                 "DebugMode": DebugMode,

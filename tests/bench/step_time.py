@@ -25,20 +25,11 @@ def rows() -> Iterator[str]:
         step()
     calls = len(seen.calls())
     with toy.agent() as recorder:
-
-        @contextlib.contextmanager
-        def recording() -> Iterator[None]:
-            recorder.start()
-            try:
-                yield
-            finally:
-                recorder.stop()
-
         found = timing.interleaved(
             step,
             {
                 "bare": contextlib.nullcontext,
-                "agent": recording,
+                "agent": lambda: toy.recording(recorder),
                 "CommDebugMode": CommDebugMode,
                 "DebugMode": DebugMode,
             },

@@ -61,6 +61,17 @@ def make_step(blocks: int = 6) -> Callable[[], None]:
 
 
 @contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record while the block runs; a step ends with it."""
+    recorder.start()
+    try:
+        yield
+    finally:
+        recorder.stop()
+        recorder.step()
+
+
+@contextmanager
 def agent() -> Iterator[Recorder]:
     """The agent's recorder with its real spool, without a forwarder."""
     identity = hashlib.blake2b(b"bench", digest_size=16).hexdigest()

@@ -6,13 +6,14 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from commwatch.agent import identity
-from commwatch.agent.forwarder.start import start_forwarder
+from commwatch.agent.forwarder.start import START_LIMIT_S, start_forwarder
 from commwatch.agent.program.script import script_of
 from commwatch.agent.recorder import torch_private
 from commwatch.agent.recorder.recorder import Recorder
@@ -32,12 +33,26 @@ class Session:
         self._spool = spool
         self._pid = os.getpid()
         self._ended = False
+        self._starting: threading.Thread | None = None
         self.recorder = Recorder(spool, recorder_root, self._failed)
 
     def begin(self) -> None:
         """Start to record."""
         self.recorder.start()
         atexit.register(self.end)
+
+    def send(self, root: Path, environ: Mapping[str, str], *, describe_only: bool) -> None:
+        """Start the forwarder beside the job: starting a process takes a while where the file system is slow."""
+        folder = self._spool.folder
+
+        def start() -> None:
+            try:
+                start_forwarder(folder, root, environ, describe_only=describe_only)
+            except OSError as error:
+                _log.warning("commwatch: nobody sends the records: %s; later: `commwatch upload %s`", error, folder)
+
+        self._starting = threading.Thread(target=start, name="commwatch-start", daemon=True)
+        self._starting.start()
 
     def end(self) -> None:
         """The interpreter ends: hand over what is left and say how it ended."""
@@ -47,6 +62,8 @@ class Session:
         try:
             self.recorder.stop()
             self.recorder.finish()
+            if self._starting is not None:
+                self._starting.join(START_LIMIT_S)
             error = getattr(sys, "last_type", None)
             if error is None:
                 self._spool.close("clean", "")
@@ -123,10 +140,7 @@ def start(*, world_size: int, rank: int, store: Any, environ: Mapping[str, str])
         return
     _session = Session(script.root, spool)
     _session.begin()
-    try:
-        start_forwarder(spool.folder, script.root, environ, describe_only=settings.endpoint is None)
-    except OSError as error:
-        _log.warning("commwatch: nobody sends the records: %s; afterwards: `commwatch upload %s`", error, spool.folder)
+    _session.send(script.root, dict(environ), describe_only=settings.endpoint is None)
 
 
 def _in_child() -> None:

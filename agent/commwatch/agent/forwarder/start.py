@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from commwatch.agent.spool import names
+
 ROOT_VARIABLE = "COMMWATCH_PROGRAM_ROOT"
 START_LIMIT_S = 10.0
 
@@ -34,15 +36,16 @@ def start_forwarder(folder: Path, root: Path, environ: Mapping[str, str], *, des
     if paths:  # the forwarder runs in another folder
         variables["PYTHONPATH"] = os.pathsep.join(str(Path(path).resolve()) for path in paths.split(os.pathsep) if path)
     forwarder = [sys.executable, "-m", "commwatch.agent.forwarder", *options, str(folder)]
-    between = subprocess.Popen(
-        [sys.executable, "-S", "-c", _SPAWN, *forwarder],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=variables,
-        start_new_session=True,
-    )
+    with (folder / names.LOG).open("ab") as log:  # where a missing grpc would be told
+        between = subprocess.Popen(
+            [sys.executable, "-S", "-c", _SPAWN, *forwarder],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd=folder,
+            env=variables,
+            start_new_session=True,
+        )
     try:
         status = between.wait(START_LIMIT_S)
     except subprocess.TimeoutExpired:

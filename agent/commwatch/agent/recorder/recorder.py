@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,6 +63,8 @@ class Recorder:
     def start(self) -> None:
         """Put every hook in place."""
         self._running = True
+        # torch.compile(module) warns once where global hooks exist: these do not mind to be called once more.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         meshes.watch(self.observer.groups)
         self.observer.tracker.install()
         self._handles = [optimizers.register_optimizer_step_post_hook(self._after_optimizer)]

@@ -50,6 +50,9 @@ class SpoolReader:
         except BlockingIOError:
             os.close(descriptor)
             return False
+        except OSError:  # a file system without locks: the only sender, as far as anybody can tell
+            os.close(descriptor)
+            return True
         self._lock = descriptor
         return True
 
