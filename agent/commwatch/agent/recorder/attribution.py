@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from commwatch.agent.recorder import codes, torch_private
+from commwatch.agent.recorder import codes
+from commwatch.agent.recorder.codes import DISPATCH, FSDP_GROUP, MODULE_CALL, REDISTRIBUTE, USER
 from commwatch.agent.recorder.modules import ModuleTracker
+from commwatch.agent.recorder.torch_private import current_autograd_node, node_sequence_number, sequence_number
 
 MAX_FRAMES = 256
 """Frames looked at; a deeper stack leaves what was not found by then unknown."""
@@ -74,7 +76,7 @@ class Attribution:
         user = module_frame = fsdp_frame = redistribute = None
         phase = ""
         dtensor = False
-        node = torch_private.current_autograd_node()
+        node = current_autograd_node()
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
@@ -83,25 +85,25 @@ class Attribution:
             if meaning is None:
                 meaning = self._codes.learn(code)
             if meaning:
-                if meaning == codes.USER:
+                if meaning == USER:
                     if user is None:
                         user = frame
                         if phase:
                             break
-                elif meaning == codes.MODULE_CALL:
+                elif meaning == MODULE_CALL:
                     if not phase:
                         module_frame = frame
                         phase = "recompute" if node is not None else "forward"
                         if user is not None:
                             break
-                elif meaning == codes.REDISTRIBUTE:
+                elif meaning == REDISTRIBUTE:
                     dtensor = True
                     if redistribute is None:
                         redistribute = frame
-                elif meaning == codes.FSDP_GROUP:
+                elif meaning == FSDP_GROUP:
                     if fsdp_frame is None:
                         fsdp_frame = frame
-                elif meaning >= codes.DISPATCH:
+                elif meaning >= DISPATCH:
                     dtensor = True
                 elif not phase:
                     phase = _PHASES[meaning]
@@ -113,7 +115,7 @@ class Attribution:
         module = self._module(phase, module_frame, fsdp_frame, node)
         if phase == "forward" and module_frame is not None:
             if redistribute is not None:
-                self._tracker.intervals.tag(torch_private.sequence_number() - 1, module)
+                self._tracker.intervals.tag(sequence_number() - 1, module)
             if self._without_grad():
                 phase = "eval"
         return phase, module, self._cause(redistribute) if redistribute is not None else None, user
@@ -130,7 +132,7 @@ class Attribution:
                 return self._tracker.names.by_identity(stack.calls[-1])
             return self._name(_locals(module_frame, "self")[0])
         if phase == "backward" and node is not None:
-            return self._tracker.intervals.module_of(torch_private.node_sequence_number(node))
+            return self._tracker.intervals.module_of(node_sequence_number(node))
         return ""
 
     def _name(self, module: Any) -> str:
@@ -151,7 +153,7 @@ class Attribution:
         asked: Any = ""
         caller = frame.f_back
         implicit = False
-        if caller is not None and self._codes.meanings.get(id(caller.f_code)) == codes.DISPATCH:
+        if caller is not None and self._codes.meanings.get(id(caller.f_code)) == DISPATCH:
             implicit = True
             info, suggested = _locals(caller, "op_info", "suggested_input_schema")
             schema = getattr(info, "schema", None) or suggested

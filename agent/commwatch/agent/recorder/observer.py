@@ -7,17 +7,18 @@ import os
 import sys
 import threading
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
 
-from commwatch.agent.recorder import torch_private
 from commwatch.agent.recorder.attribution import Attribution, Cause
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.groups import UNKNOWN, Group, Groups
 from commwatch.agent.recorder.modules import ModuleNames, ModuleTracker
+from commwatch.agent.recorder.torch_private import unbox_group
 
 MAX_LINES = 4
 """Lines kept for one call identity."""
@@ -72,18 +73,13 @@ class Sizes:
 
 
 def _tensors(args: tuple[Any, ...], positions: tuple[int, ...]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for position in positions:
-        value = args[position] if position < len(args) else None
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                if isinstance(item, torch.Tensor):
-                    found.append(item)
-                else:
-                    found.extend(item)
-    return found
+    """Tensors of some arguments: each is one, a list of them, or a list of lists. The lists are not to be changed."""
+    if len(positions) == 1:
+        value = args[positions[0]]
+        if type(value) is list:
+            return value if not value or type(value[0]) is not list else list(chain.from_iterable(value))
+        return [value] if isinstance(value, torch.Tensor) else []
+    return list(chain.from_iterable(_tensors(args, (position,)) for position in positions))
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
@@ -165,7 +161,7 @@ class Observer:
         value = args[op.group]
         if op.group_is_name:
             return self.groups.named(value)
-        return self.groups.of(torch_private.unbox_group(value))
+        return self.groups.of(unbox_group(value))
 
     def _size(
         self, op: Op, tensors_in: list[torch.Tensor], tensors_out: list[torch.Tensor], dtype: torch.dtype | None
