@@ -142,6 +142,21 @@ def test_counts_are_those_of_the_program(
         store.close()
 
 
+def test_what_ddp_reduces_in_cpp_is_seen(service: LiveService, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    run_ranks(PROGRAMS / "ddp.py", [str(plain)], 2)
+    run_ranks(PROGRAMS / "ddp.py", [str(tmp_path)], 2, environment(service, tmp_path))
+    assert [losses(tmp_path, rank) for rank in range(2)] == [losses(plain, rank) for rank in range(2)]
+    run_id = service.only_run()
+    for counts in stored_calls(service, run_id).values():
+        # One bucket for each step.
+        assert counts[("backward", "all_reduce", "")] == 6
+        # Buffers of two element types before each forward; the second also agrees on rebuilt buckets, in two calls.
+        assert counts[("forward", "broadcast", "(root)")] == 2 * 6 + 2
+        assert all(phase in {"forward", "backward", "other"} for phase, _, _ in counts)
+
+
 def started(command: list[str], variables: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(command, env=rank_environment(variables), stdout=output, stderr=output)
