@@ -142,7 +142,8 @@ class Attribution:
             return known
         stack = self._tracker.stack
         outermost = stack.outermost() if stack.calls and stack.outermost is not None else None
-        return names.name(module, outermost if outermost is not None else module)
+        parent = names.by_identity(stack.calls[-1]) if stack.calls else ""
+        return names.name(module, outermost if outermost is not None else module, parent)
 
     def _without_grad(self) -> bool:
         stack = self._tracker.stack

@@ -44,14 +44,27 @@ def _class_name(module: nn.Module) -> str:
     return next(kind.__name__ for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
 
 
+def _members(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """(path, module) below a root; the root alone where its own ``named_modules`` fails."""
+    try:
+        return list(root.named_modules())
+    except Exception:  # noqa: BLE001  a user's override, or a module without a hash
+        return [("", root)]
+
+
 class ModuleNames:
     """Name of every module seen, by identity."""
 
     LIMIT = 200_000
     """Modules remembered; beyond it a new module is named by its class alone."""
 
+    LEARN_AGAIN = 16
+    """How often a root that is known is walked once more for a module it did not hold before."""
+
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._passing: set[int] = set()
+        self._walks_left = self.LEARN_AGAIN
         self._root: weakref.ref[nn.Module] | None = None
         self.version = 0
 
@@ -60,31 +73,35 @@ class ModuleNames:
         found = self._by_id.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
 
-    def has(self, identity: int) -> bool:
-        """Whether a living module of this identity was learned."""
-        return identity in self._by_id
-
     def by_identity(self, identity: int) -> str:
         """Name of the living module of this identity; empty when there is none."""
         found = self._by_id.get(identity)
         return found[1] if found is not None else ""
 
-    def name(self, module: nn.Module, outermost: nn.Module) -> str:
-        """The module's name; learns the outermost module of the call when it is new."""
+    def name(self, module: nn.Module, outermost: nn.Module, parent: str) -> str:
+        """The module's name; learns the outermost module of the call when it is new.
+
+        A module that is not part of it, such as one made in the parent's forward, is named by the parent and its class.
+        """
         found = self.known(module)
         if found is not None:
             return found
-        self.learn(outermost)
+        if self.known(outermost) is None:
+            self.learn(outermost)
+        elif self._walks_left:
+            self._walks_left -= 1
+            self.learn(outermost)
         found = self.known(module)
         if found is None:
-            found = f"{self.known(outermost) or ROOT}.{_class_name(module)}".removeprefix(f"{ROOT}.")
+            found = f"{parent or ROOT}.{_class_name(module)}".removeprefix(f"{ROOT}.")
             self._remember(module, found)
+            self._passing.add(id(module))
         return found
 
     def learn(self, root: nn.Module) -> None:
         """Name every module under ``root``. The first root, or one that contains it, gives names without a prefix."""
         first = self._root() if self._root is not None else None
-        members = list(root.named_modules())
+        members = _members(root)
         if first is None or any(module is first for _, module in members):
             self._root = weakref.ref(root)
             prefix = ""
@@ -101,18 +118,21 @@ class ModuleNames:
         identity = id(module)
         if len(self._by_id) >= self.LIMIT and identity not in self._by_id:
             return
-        by_id = self._by_id
+        by_id, passing = self._by_id, self._passing
+        passing.discard(identity)
 
         def forget(reference: weakref.ref[nn.Module]) -> None:
             found = by_id.get(identity)
             if found is not None and found[0] is reference:
                 del by_id[identity]
+                passing.discard(identity)
 
         by_id[identity] = (weakref.ref(module, forget), name)
 
     def inventory(self) -> list[tuple[str, int]]:
-        """(folded name, number of living modules), sorted by name."""
-        counts = Counter(fold(name) for reference, name in list(self._by_id.values()) if reference() is not None)
+        """(folded name, number of living modules) of the roots' own modules, sorted by name."""
+        known = list(self._by_id.items())
+        counts = Counter(fold(name) for identity, (_, name) in known if identity not in self._passing)
         return sorted(counts.items())
 
 
@@ -126,12 +146,11 @@ class Intervals:
     LIMIT = 200_000
     """Notes kept; beyond it the older half is dropped, and nodes older than that have no module."""
 
-    __slots__ = ("_mark", "_modules", "_names", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
+    __slots__ = ("_mark", "_modules", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
 
-    def __init__(self, names: ModuleNames) -> None:
-        self._names = names
+    def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._modules: list[int] = []
+        self._modules: list[str] = []
         self._mark = 0
         self._thread: int | None = None
         self._tags: dict[int, str] = {}
@@ -146,8 +165,8 @@ class Intervals:
         if len(self._tags) < self.LIMIT:
             self._tags[number] = module
 
-    def note(self, module: int) -> None:
-        """From here on the module of this identity is active; 0 for none. A second thread makes answers uncertain."""
+    def note(self, module: str) -> None:
+        """From here on this module is active; empty for none. A second thread makes answers uncertain."""
         thread = get_ident()
         if thread != self._thread:
             if self._thread is not None:
@@ -169,7 +188,7 @@ class Intervals:
         if tagged is not None or not self._numbers:
             return tagged or ""
         position = bisect_right(self._numbers, number) - 1
-        return self._names.by_identity(self._modules[position]) if position >= 0 else ""
+        return self._modules[position] if position >= 0 else ""
 
     def step(self) -> None:
         """A step ended: forget what the step before it noted."""
@@ -211,7 +230,7 @@ class ModuleTracker:
 
     def __init__(self, names: ModuleNames, on_outermost_without_grad: Callable[[], None]) -> None:
         self.names = names
-        self.intervals = Intervals(names)
+        self.intervals = Intervals()
         self.stack = CallStack()
         self._on_outermost_without_grad = on_outermost_without_grad
         self._handles: list[Any] = []
@@ -244,12 +263,14 @@ class ModuleTracker:
             if not calls:
                 stack.outermost = weakref.ref(module)
                 stack.grad = torch.is_grad_enabled() or in_checkpoint()
-            if not self.names.has(identity):
+            name = self.names.by_identity(identity)
+            if not name:
                 outermost = stack.outermost() if stack.outermost is not None else None
-                self.names.name(module, outermost if outermost is not None else module)
+                parent = self.names.by_identity(calls[-1]) if calls else ""
+                name = self.names.name(module, outermost if outermost is not None else module, parent)
             calls.append(identity)
             stack.after_child = False
-            self.intervals.note(identity)
+            self.intervals.note(name)
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
             return
 
@@ -265,7 +286,7 @@ class ModuleTracker:
             while calls.pop() != identity:  # what an exception left behind
                 pass
             stack.after_child = True
-            self.intervals.note(calls[-1] if calls else 0)
+            self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
             if not calls and not stack.grad:
                 self._on_outermost_without_grad()
         except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not

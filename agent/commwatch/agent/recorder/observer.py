@@ -105,7 +105,7 @@ class Observer:
         self._size_numbers = itertools.count()
         self._lock = threading.Lock()
         self._root = str(root) + os.sep
-        self._home = str(Path.home()) + os.sep
+        self._home = os.path.expanduser("~") + os.sep  # noqa: PTH111  Path.home raises where a user has no home
 
     def observe(self, op: Op, args: tuple[Any, ...]) -> tuple[int, int, str]:
         """(index into identities, index into sizes, phase) of the collective being issued on this thread."""

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from commwatch.agent import record
 from commwatch.agent.recorder import catalog, interpose, torch_private
 from commwatch.agent.recorder.groups import Group
+from commwatch.agent.recorder.modules import ModuleNames
 
 World = Callable[..., DeviceMesh]
 
@@ -272,3 +273,66 @@ def test_a_failing_recorder_leaves_the_collective_alone(fake_world: World, monke
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
     assert (r.counts(), r.dropped) == ({}, 1)
+
+
+class MakesModules(nn.Module):
+    """Makes a module in every forward, as careless models do."""
+
+    walks = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = Reducing()(x)
+        return made
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).walks += 1
+        return super().named_modules(*args, **kwargs)
+
+
+class Reducing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+
+def test_modules_made_in_forward_do_not_make_the_model_be_walked_for_ever(fake_world: World) -> None:
+    fake_world(2)
+    model = nn.Sequential(MakesModules(), MakesModules())
+    MakesModules.walks = 0
+    with record() as r:
+        for _ in range(100):
+            model(torch.ones(2))
+    assert {call.module for call in r.calls()} == {"0.Reducing", "1.Reducing"}
+    assert MakesModules.walks == 2 * (1 + ModuleNames.LEARN_AGAIN)
+    assert r._observer.names.inventory() == [("(root)", 1), ("*", 2)]
+
+
+def test_a_module_added_to_a_known_model_gets_its_name(fake_world: World) -> None:
+    fake_world(2)
+    model = nn.Sequential(nn.Identity())
+    with record() as r:
+        model(torch.ones(2))
+        model.append(Reducing())
+        model(torch.ones(2))
+    assert [call.module for call in r.calls()] == ["1"]
+
+
+class Unhashable(nn.Module):
+    """Compares by value, as some configuration-like modules do."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ArithmeticError("not to be called")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x
+
+
+def test_modules_that_compare_in_their_own_way_are_left_alone(fake_world: World) -> None:
+    fake_world(2)
+    module = Unhashable()
+    with record() as r:
+        module(torch.ones(2))
+    assert [(call.module, call.phase) for call in r.calls()] == [("(root)", "forward")]
