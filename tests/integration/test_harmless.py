@@ -134,7 +134,7 @@ def test_an_error_in_the_recorder_switches_it_off_and_leaves_the_job_alone(tmp_p
     program.write_text(
         "import torch, torch.distributed as dist\n"
         "from commwatch.agent.recorder.observer import Observer\n"
-        "Observer.observe = lambda self, op, args: 1 / 0\n"
+        "Observer.observe = None\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1)\n"
         "for _ in range(3):\n"
@@ -147,5 +147,5 @@ def test_an_error_in_the_recorder_switches_it_off_and_leaves_the_job_alone(tmp_p
     variables = {"COMMWATCH_SPOOL_DIR": str(tmp_path / "spool")}
     finished = run_ranks(program, [], 1, variables)
     (line,) = lines_about_commwatch(finished.stderr)
-    assert "recorder switched off: ZeroDivisionError" in line
+    assert "recorder switched off: TypeError" in line
     assert "job done" in finished.stdout

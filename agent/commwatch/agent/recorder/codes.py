@@ -62,6 +62,19 @@ def _classify(code: CodeType) -> int:
     return USER
 
 
+def raised_by_program(error: BaseException) -> bool:
+    """Whether the program's own code raised it while the recorder ran: a signal handler, such as that of a time limit.
+
+    Such an exception belongs to the program and must reach it; anything else is the recorder's.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if _classify(trace.tb_frame.f_code) == USER:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 class Codes:
     """Meanings by ``id(code)``; holds the code objects, so that an id is never reused for another code.
 

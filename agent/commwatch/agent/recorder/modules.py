@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from commwatch.agent.recorder.codes import raised_by_program
 from commwatch.agent.recorder.torch_private import sequence_number
 
 ROOT = "(root)"
@@ -271,8 +272,9 @@ class ModuleTracker:
             calls.append(identity)
             stack.after_child = False
             self.intervals.note(name)
-        except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
-            return
+        except Exception as error:  # attribution may fail, the job's forward may not
+            if raised_by_program(error):
+                raise
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if is_compiling() or not self._enabled:
@@ -289,5 +291,6 @@ class ModuleTracker:
             self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
             if not calls and not stack.grad:
                 self._on_outermost_without_grad()
-        except Exception:  # noqa: BLE001  attribution may fail, the job's forward may not
-            return
+        except Exception as error:  # attribution may fail, the job's forward may not
+            if raised_by_program(error):
+                raise

@@ -14,6 +14,7 @@ from torch.optim import optimizer as optimizers
 
 from commwatch.agent.recorder import facts, interpose, meshes, ranges, torch_private
 from commwatch.agent.recorder.catalog import Op
+from commwatch.agent.recorder.codes import raised_by_program
 from commwatch.agent.recorder.observer import Observer
 
 MAX_CALLS_PER_STEP = 200_000
@@ -169,6 +170,8 @@ class Recorder:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        if raised_by_program(error):
+            raise error
         if self._running:
             self._running = False
             self._on_error(error)

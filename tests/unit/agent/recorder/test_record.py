@@ -269,7 +269,7 @@ def test_an_op_the_table_does_not_know_is_recorded_with_its_name(
 def test_a_failing_recorder_leaves_the_collective_alone(fake_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_world(2)
     with record() as r:
-        monkeypatch.setattr(r._observer, "observe", lambda op, args: 1 / 0)
+        monkeypatch.setattr(r._observer, "observe", None)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
     assert (r.counts(), r.dropped) == ({}, 1)

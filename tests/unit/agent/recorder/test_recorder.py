@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -171,11 +172,11 @@ def test_an_error_switches_recording_off_once(fake_world: World, monkeypatch: py
     ERRORS.clear()
     recorder = Recorder(MemorySink(), Path.cwd(), ERRORS.append)
     recorder.start()
-    monkeypatch.setattr(recorder.observer, "observe", lambda op, args: 1 / 0)
+    monkeypatch.setattr(recorder.observer, "observe", None)
     for _ in range(3):
         dist.all_reduce(torch.ones(1))
     recorder.stop()
-    assert [type(error) for error in ERRORS] == [ZeroDivisionError]
+    assert [type(error) for error in ERRORS] == [TypeError]
 
 
 def test_nothing_of_a_recorder_is_left_after_stop(fake_world: World) -> None:
@@ -199,3 +200,25 @@ def test_a_forked_child_records_nothing(fake_world: World) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1  # the call before the fork, and no other
         recorder.step()
     assert sink.counters["calls"] == 1
+
+
+def test_a_time_limit_of_the_program_that_strikes_in_the_recorder_reaches_the_program(
+    fake_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_world(2)
+
+    def time_is_up(number: int, frame: object) -> None:
+        raise TimeoutError("the program's own limit")
+
+    before = signal.signal(signal.SIGALRM, time_is_up)
+    ERRORS.clear()
+    recorder = Recorder(MemorySink(), Path.cwd(), ERRORS.append)
+    recorder.start()
+    try:
+        monkeypatch.setattr(recorder.observer, "observe", lambda op, args: signal.raise_signal(signal.SIGALRM))
+        with pytest.raises(TimeoutError, match="the program's own limit"):
+            dist.all_reduce(torch.ones(1))
+    finally:
+        recorder.stop()
+        signal.signal(signal.SIGALRM, before)
+    assert ERRORS == []
