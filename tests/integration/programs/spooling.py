@@ -8,6 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
+from commwatch.agent.spool.page import Numbers
 from commwatch.agent.spool.writer import SpoolWriter
 from commwatch.v1 import ingest_pb2, records_pb2
 
@@ -55,15 +56,7 @@ def main() -> None:
                         lines_hash=lines_key,
                     )
                 )
-                spool.publish(
-                    range_number=step,
-                    last_step=step,
-                    range_steps=1,
-                    steps=step,
-                    calls=step,
-                    dropped_calls=0,
-                    dropped_steps=0,
-                )
+                spool.publish(Numbers(range_number=step, last_step=step, range_steps=1, steps=step, calls=step))
         elif word == "forward":
             from commwatch.agent.forwarder.start import start_forwarder
 

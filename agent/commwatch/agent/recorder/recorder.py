@@ -16,6 +16,7 @@ from commwatch.agent.recorder import facts, interpose, meshes, ranges, torch_pri
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.codes import raised_by_program
 from commwatch.agent.recorder.observer import Observer
+from commwatch.agent.spool.page import Numbers
 
 MAX_CALLS_PER_STEP = 200_000
 """Calls kept for one step; later ones of the step are counted as dropped. A process that never steps stops there."""
@@ -26,17 +27,7 @@ _NESTED = frozenset({"backward", "recompute"})
 class Sink(ranges.Sink, Protocol):
     """Where records and counters go: the spool."""
 
-    def publish(
-        self,
-        *,
-        range_number: int,
-        last_step: int,
-        range_steps: int,
-        steps: int,
-        calls: int,
-        dropped_calls: int,
-        dropped_steps: int,
-    ) -> None:
+    def publish(self, numbers: Numbers) -> None:
         """Show the counters to the forwarder, at the cost of a memory write."""
 
 
@@ -152,13 +143,15 @@ class Recorder:
     def _publish(self) -> None:
         current = self._ranges.current
         self._sink.publish(
-            range_number=current.number if current is not None else 0,
-            last_step=current.last_step if current is not None else 0,
-            range_steps=current.steps if current is not None else 0,
-            steps=self._ranges.steps,
-            calls=self._finished_calls + self._dropped_calls,
-            dropped_calls=self._dropped_calls + self._ranges.dropped_calls,
-            dropped_steps=self._ranges.dropped_steps,
+            Numbers(
+                range_number=current.number if current is not None else 0,
+                last_step=current.last_step if current is not None else 0,
+                range_steps=current.steps if current is not None else 0,
+                steps=self._ranges.steps,
+                calls=self._finished_calls + self._dropped_calls,
+                dropped_calls=self._dropped_calls + self._ranges.dropped_calls,
+                dropped_steps=self._ranges.dropped_steps,
+            )
         )
 
     # Failure

@@ -12,6 +12,7 @@ import os
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 MAGIC = 0x434F4D4D57503032
 TEXT_BYTES = 200
@@ -26,6 +27,18 @@ _RETRIES = 1000
 
 class PageError(ValueError):
     """The file is no page of this version, or its writer never held still."""
+
+
+class Numbers(NamedTuple):
+    """What a rank counts: the open range, then the whole rank. Their order is that of the file."""
+
+    range_number: int = 0
+    last_step: int = 0
+    range_steps: int = 0
+    steps: int = 0
+    calls: int = 0
+    dropped_calls: int = 0
+    dropped_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +67,15 @@ class PageWriter:
             self._memory = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
-        self._counters = (0, 0, 0, 0, 0, 0, 0)
+        self._counters = Numbers()
         self._ending: tuple[int, bytes, bytes] = (RUNNING, b"", b"")
         # Whole words: SIGKILL cannot cut the store of one in two.
         self._words = memoryview(self._memory)[: _HEADER.size].cast("Q")
         self._words[0] = MAGIC
 
-    def publish(
-        self,
-        range_number: int,
-        last_step: int,
-        range_steps: int,
-        steps: int,
-        calls: int,
-        dropped_calls: int,
-        dropped_steps: int,
-    ) -> None:
+    def publish(self, numbers: Numbers) -> None:
         """Write the counters: about a microsecond."""
-        self._counters = (range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps)
+        self._counters = numbers
         self._write()
 
     def end(self, ending: int, detail: str, reason: str) -> None:

@@ -97,20 +97,10 @@ class SpoolWriter:
         self.dropped_frames += 1
         return False
 
-    def publish(
-        self,
-        *,
-        range_number: int,
-        last_step: int,
-        range_steps: int,
-        steps: int,
-        calls: int,
-        dropped_calls: int,
-        dropped_steps: int,
-    ) -> None:
+    def publish(self, numbers: page.Numbers) -> None:
         """Show the counters to the forwarder."""
         if self._writable():
-            self._page.publish(range_number, last_step, range_steps, steps, calls, dropped_calls, dropped_steps)
+            self._page.publish(numbers)
 
     def note(self, reason: str) -> None:
         """Say why something was dropped, in one sentence. The first reason stays."""

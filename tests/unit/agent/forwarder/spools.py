@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from commwatch.agent.spool.page import Numbers
 from commwatch.agent.spool.writer import SpoolWriter
 from tests.contract.wire_samples import L, P, S, hello, step_range
 
@@ -21,9 +22,7 @@ def write_ranges(spool: SpoolWriter, count: int, first: int = 1, padding: int = 
                 message.statistics.add(call=call % 100 + 1)
         assert spool.append(message)
     last = first + count - 1
-    spool.publish(
-        range_number=last, last_step=last, range_steps=1, steps=last, calls=3 * last, dropped_calls=0, dropped_steps=0
-    )
+    spool.publish(Numbers(range_number=last, last_step=last, range_steps=1, steps=last, calls=3 * last))
 
 
 def make_spool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
+from commwatch.agent.spool.page import Numbers
 from commwatch.v1 import records_pb2
 
 
@@ -15,7 +16,7 @@ class MemorySink:
         self.definitions: dict[bytes, tuple[int, bytes]] = {}
         self.records: list[records_pb2.StepRange] = []
         self.facts: list[records_pb2.Facts] = []
-        self.counters: dict[str, int] = {}
+        self.counters = Numbers()
 
     def define(self, kind: int, content: bytes) -> bytes:
         key = hashlib.blake2b(bytes([kind]) + content, digest_size=16).digest()
@@ -31,8 +32,8 @@ class MemorySink:
         self.records.append(copy)
         return True
 
-    def publish(self, **counters: int) -> None:
-        self.counters = counters
+    def publish(self, numbers: Numbers) -> None:
+        self.counters = numbers
 
     def newest(self) -> dict[int, records_pb2.StepRange]:
         return {record.number: record for record in self.records}

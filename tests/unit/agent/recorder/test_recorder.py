@@ -54,7 +54,7 @@ def test_an_optimizer_ends_the_step(fake_world: World) -> None:
             sgd.step()
     recorder.finish()
     assert sink.steps() == [(1, 3, ["all_reduce", "all_reduce"])]
-    assert (sink.counters["steps"], sink.counters["calls"], sink.counters["range_steps"]) == (3, 6, 3)
+    assert (sink.counters.steps, sink.counters.calls, sink.counters.range_steps) == (3, 6, 3)
 
 
 def test_a_second_optimizer_of_the_same_backward_ends_no_step(fake_world: World) -> None:
@@ -67,7 +67,7 @@ def test_a_second_optimizer_of_the_same_backward_ends_no_step(fake_world: World)
             model(torch.rand(4, 10, requires_grad=True)).sum().backward()
             first.step()
             second.step()
-    assert sink.counters["steps"] == 2
+    assert sink.counters.steps == 2
 
 
 def test_steps_by_hand_win_over_optimizers(fake_world: World) -> None:
@@ -120,7 +120,7 @@ def test_a_process_that_never_steps_reports_one_open_step(fake_world: World) -> 
     recorder.finish()
     (only,) = sink.records
     assert (only.steps, only.unfinished, sink.steps()) == (0, True, [(1, 1, ["all_reduce"] * 3)])
-    assert (sink.counters["steps"], sink.counters["calls"]) == (0, 3)
+    assert (sink.counters.steps, sink.counters.calls) == (0, 3)
 
 
 def test_calls_of_a_thread_that_races_with_the_step_do_not_change_its_pattern(fake_world: World) -> None:
@@ -199,7 +199,7 @@ def test_a_forked_child_records_nothing(fake_world: World) -> None:
             os._exit(len(recorder._calls))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1  # the call before the fork, and no other
         recorder.step()
-    assert sink.counters["calls"] == 1
+    assert sink.counters.calls == 1
 
 
 def test_a_time_limit_of_the_program_that_strikes_in_the_recorder_reaches_the_program(

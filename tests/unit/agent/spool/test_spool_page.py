@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commwatch.agent.spool.page import CLEAN, EXCEPTION, RUNNING, Counters, PageError, PageWriter, read_page
+from commwatch.agent.spool.page import CLEAN, EXCEPTION, RUNNING, Counters, Numbers, PageError, PageWriter, read_page
 
 
 def test_a_new_page_says_nothing_has_happened(tmp_path: Path) -> None:
@@ -17,12 +17,12 @@ def test_a_new_page_says_nothing_has_happened(tmp_path: Path) -> None:
 def test_counters_and_words_are_independent(tmp_path: Path) -> None:
     page = PageWriter(tmp_path / "page")
     for step in range(1, 6):
-        page.publish(1, step, step, step, 3 * step, 0, 0)
+        page.publish(Numbers(1, step, step, step, 3 * step))
         assert read_page(tmp_path / "page") == Counters(1, step, step, step, 3 * step)
     page.end(RUNNING, "", "disk full")
     assert read_page(tmp_path / "page") == Counters(1, 5, 5, 5, 15, reason="disk full")
     for step in (6, 7):
-        page.publish(2**32, step, step, step, 2**63, 1, 2)
+        page.publish(Numbers(2**32, step, step, step, 2**63, 1, 2))
         assert read_page(tmp_path / "page") == Counters(2**32, step, step, step, 2**63, 1, 2, reason="disk full")
     page.end(CLEAN, "", "disk full")
     assert read_page(tmp_path / "page") == Counters(2**32, 7, 7, 7, 2**63, 1, 2, CLEAN, "", "disk full")
@@ -44,9 +44,10 @@ def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
 
 # Far faster than any step, but with a system call between two writes as every step has.
 WRITE_FOR_EVER = (
-    "import itertools, sys, time\nfrom pathlib import Path\nfrom commwatch.agent.spool.page import PageWriter\n"
+    "import itertools, sys, time\nfrom pathlib import Path\n"
+    "from commwatch.agent.spool.page import Numbers, PageWriter\n"
     "page = PageWriter(Path(sys.argv[1]))\nprint('ready', flush=True)\n"
-    "for n in itertools.count(1):\n    page.publish(n, n, n, n, n, n, n)\n    time.sleep(0.00002)\n"
+    "for n in itertools.count(1):\n    page.publish(Numbers(n, n, n, n, n, n, n))\n    time.sleep(0.00002)\n"
 )
 
 

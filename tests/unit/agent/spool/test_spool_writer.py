@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commwatch.agent.spool import names
-from commwatch.agent.spool.page import CLEAN, EXCEPTION
+from commwatch.agent.spool.page import CLEAN, EXCEPTION, Numbers
 from commwatch.agent.spool.reader import SpoolReader
 from commwatch.agent.spool.writer import SpoolWriter
 from commwatch.v1 import ingest_pb2, records_pb2
@@ -105,7 +105,7 @@ def test_a_message_too_large_to_be_read_again_is_dropped(folder: Path) -> None:
 
 def test_how_the_rank_ended_is_on_the_page(folder: Path) -> None:
     spool = writer(folder)
-    spool.publish(range_number=1, last_step=9, range_steps=9, steps=9, calls=27, dropped_calls=0, dropped_steps=0)
+    spool.publish(Numbers(range_number=1, last_step=9, range_steps=9, steps=9, calls=27))
     spool.close("exception", "RuntimeError")
     counters = SpoolReader(folder).counters()
     assert (counters.ending, counters.detail, counters.calls) == (EXCEPTION, "RuntimeError", 27)
@@ -135,7 +135,7 @@ def test_a_forked_child_writes_nothing(folder: Path) -> None:
     if child == 0:  # no exception and no pytest in here
         silent = not spool.append(facts())
         spool.define(PATTERN, b"child")
-        spool.publish(range_number=7, last_step=7, range_steps=7, steps=7, calls=7, dropped_calls=7, dropped_steps=7)
+        spool.publish(Numbers(7, 7, 7, 7, 7, 7, 7))
         spool.note("child")
         spool.close("exception", "child")
         os._exit(0 if silent else 1)
@@ -150,12 +150,12 @@ def test_a_forked_child_writes_nothing(folder: Path) -> None:
 def test_what_was_appended_survives_sigkill(folder: Path) -> None:
     program = (
         "import os, signal, sys\nfrom pathlib import Path\n"
+        "from commwatch.agent.spool.page import Numbers\n"
         "from commwatch.agent.spool.writer import SpoolWriter\nfrom commwatch.v1 import ingest_pb2, records_pb2\n"
         "spool = SpoolWriter(Path(sys.argv[1]), ingest_pb2.Hello(pid=os.getpid()), 1 << 20)\n"
         "for step in range(1, 51):\n"
         "    spool.append(records_pb2.StepRange(number=1, first_step=1, last_step=step, steps=step))\n"
-        "    spool.publish(range_number=1, last_step=step, range_steps=step, steps=step, calls=3 * step,\n"
-        "                  dropped_calls=0, dropped_steps=0)\n"
+        "    spool.publish(Numbers(1, step, step, step, 3 * step))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", program, str(folder)], check=False, timeout=60).returncode == -9
