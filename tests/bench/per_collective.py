@@ -62,7 +62,7 @@ def rows() -> Iterator[str]:
             {
                 "bare": contextlib.nullcontext,
                 "interposition alone": interposition_alone,
-                "agent: module, cause, line": lambda: toy.recording(recorder),
+                "agent: module, cause, line": lambda: toy.recording(recorder, by_hand=True),
                 "do-nothing dispatch mode": Nothing,
                 "CommDebugMode": CommDebugMode,
                 "DebugMode": DebugMode,

@@ -61,14 +61,15 @@ def make_step(blocks: int = 6) -> Callable[[], None]:
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Record while the block runs; a step ends with it."""
+def recording(recorder: Recorder, *, by_hand: bool = False) -> Iterator[None]:
+    """Record while the block runs. Optimizers end steps; ``by_hand``, the block is one."""
     recorder.start()
     try:
         yield
     finally:
+        if by_hand:
+            recorder.step()
         recorder.stop()
-        recorder.step()
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Session:
         def start() -> None:
             try:
                 start_forwarder(folder, root, environ, describe_only=describe_only)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001  a trace of this thread would be no line of the job's
                 _log.warning("commwatch: nobody sends the records: %s; later: `commwatch upload %s`", error, folder)
 
         self._starting = threading.Thread(target=start, name="commwatch-start", daemon=True)
@@ -73,10 +73,11 @@ class Session:
             _log.warning("commwatch: the last records were not kept: %s: %s", type(failure).__name__, failure)
 
     def _failed(self, error: BaseException) -> None:
-        self.recorder.stop()
-        reason = f"recorder switched off: {type(error).__name__}: {error}"
-        self._spool.note(reason)
-        _log.warning("commwatch: %s; the job goes on unrecorded", reason, exc_info=_log.isEnabledFor(logging.DEBUG))
+        self.recorder.silence()
+        reason = f"recorder switched off: {type(error).__name__}"
+        self._spool.note(reason)  # leaves the job: the message, which may hold data, does not
+        debug = _log.isEnabledFor(logging.DEBUG)
+        _log.warning("commwatch: %s: %s; the job goes on unrecorded", reason, error, exc_info=debug)
 
 
 def step() -> None:

@@ -113,12 +113,14 @@ class Attribution:
         if not phase:
             phase = "backward" if node is not None else "forward" if dtensor else "other"
         module = self._module(phase, module_frame, fsdp_frame, node)
+        cause = self._cause(redistribute) if redistribute is not None else None
         if phase == "forward" and module_frame is not None:
-            if redistribute is not None:
+            # An explicit redistribute is an autograd function and made the newest node. An op may have made none.
+            if cause is not None and not cause.implicit:
                 self._tracker.intervals.tag(sequence_number() - 1, module)
             if self._without_grad():
                 phase = "eval"
-        return phase, module, self._cause(redistribute) if redistribute is not None else None, user
+        return phase, module, cause, user
 
     def _module(self, phase: str, module_frame: FrameType | None, fsdp_frame: FrameType | None, node: Any) -> str:
         if fsdp_frame is not None:

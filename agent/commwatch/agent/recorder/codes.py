@@ -5,7 +5,9 @@ Classified once per code object by file and function name, so that neither DTens
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import sys
 import sysconfig
 from pathlib import Path
@@ -62,17 +64,27 @@ def _classify(code: CodeType) -> int:
     return USER
 
 
-def raised_by_program(error: BaseException) -> bool:
-    """Whether the program's own code raised it while the recorder ran: a signal handler, such as that of a time limit.
+def raised_by_signal(error: BaseException) -> bool:
+    """Whether a signal handler of the program raised it while the recorder ran, such as that of a time limit.
 
     Such an exception belongs to the program and must reach it; anything else is the recorder's.
     """
+    handlers = {_handler_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None:
-        if _classify(trace.tb_frame.f_code) == USER:
+        if trace.tb_frame.f_code in handlers:
             return True
         trace = trace.tb_next
     return False
+
+
+def _handler_code(handler: object) -> CodeType | None:
+    if isinstance(handler, functools.partial):
+        handler = handler.func
+    code = getattr(handler, "__code__", None)
+    if code is None and callable(handler):
+        code = getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 class Codes:

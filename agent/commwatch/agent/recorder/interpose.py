@@ -22,7 +22,13 @@ from commwatch.agent.recorder import catalog, torch_private
 Sink = Callable[[catalog.Op, tuple[Any, ...]], None]
 """Called with the op and its arguments before the collective runs. Must never raise and must not keep the arguments."""
 
-_sinks: list[Sink] = []
+
+class _Shown:
+    """Who is shown collectives: replaced as a whole, so that a kernel of another thread never sees it change."""
+
+    sinks: tuple[Sink, ...] = ()
+
+
 _libraries: list[Any] = []
 _lock = threading.Lock()
 
@@ -31,12 +37,12 @@ def _kernel(name: str, op: catalog.Op) -> Callable[..., Any]:
     redispatch = torch_private.redispatcher(name)
     behind = torch_private.KEYS_BEHIND
     meta = torch_private.META
-    sinks = _sinks
+    shown = _Shown
 
     def recorded(keyset: Any, *args: Any) -> Any:
         keys = keyset & behind
         if not keys.has(meta):  # tracing and fake tensors communicate nothing
-            for sink in sinks:
+            for sink in shown.sinks:
                 sink(op, args)
         return redispatch(keys, *args)
 
@@ -62,16 +68,20 @@ def add(sink: Sink) -> None:
     with _lock:
         if not _libraries:
             _install()
-        _sinks.append(sink)
+        _Shown.sinks = (*_Shown.sinks, sink)
 
 
 def remove(sink: Sink) -> None:
     """Stop showing collectives to ``sink``; the last one takes the kernels away. Unknown sinks are ignored."""
     with _lock:
-        if sink in _sinks:
-            _sinks.remove(sink)
-        if not _sinks:
+        silence(sink)
+        if not _Shown.sinks:
             _uninstall()
+
+
+def silence(sink: Sink) -> None:
+    """Stop showing collectives to ``sink`` and leave the kernels in place: what a sink may do from inside one."""
+    _Shown.sinks = tuple(shown for shown in _Shown.sinks if shown != sink)
 
 
 def installed() -> bool:
@@ -80,7 +90,7 @@ def installed() -> bool:
 
 
 def _forget() -> None:
-    _sinks.clear()
+    _Shown.sinks = ()
 
 
 # A forked worker keeps the kernels (taking them away would need locks a fork may have left held) but shows nobody.
@@ -91,5 +101,5 @@ os.register_at_fork(after_in_child=_forget)
 def _restore() -> None:
     # Collectives of C++ destructors must not meet Python kernels in a dying interpreter.
     with _lock:
-        _sinks.clear()
+        _Shown.sinks = ()
         _uninstall()

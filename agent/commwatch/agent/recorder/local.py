@@ -11,7 +11,7 @@ from typing import Any
 from commwatch.agent.recorder import interpose, meshes, torch_private
 from commwatch.agent.recorder.attribution import Cause
 from commwatch.agent.recorder.catalog import Op
-from commwatch.agent.recorder.codes import raised_by_program
+from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.groups import Group
 from commwatch.agent.recorder.observer import Identity, Line, Observer, Sizes
 
@@ -78,7 +78,7 @@ class record:  # noqa: N801  used like a function: `with record() as r`
             else:
                 self.dropped += 1
         except Exception as error:  # the recorder may fail, the collective may not
-            if raised_by_program(error):
+            if raised_by_signal(error):
                 raise
             self.dropped += 1
 

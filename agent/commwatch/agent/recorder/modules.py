@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from commwatch.agent.recorder.codes import raised_by_program
+from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.torch_private import sequence_number
 
 ROOT = "(root)"
@@ -273,7 +273,7 @@ class ModuleTracker:
             stack.after_child = False
             self.intervals.note(name)
         except Exception as error:  # attribution may fail, the job's forward may not
-            if raised_by_program(error):
+            if raised_by_signal(error):
                 raise
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
@@ -292,5 +292,5 @@ class ModuleTracker:
             if not calls and not stack.grad:
                 self._on_outermost_without_grad()
         except Exception as error:  # attribution may fail, the job's forward may not
-            if raised_by_program(error):
+            if raised_by_signal(error):
                 raise

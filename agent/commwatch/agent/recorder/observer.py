@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from commwatch.agent.recorder.attribution import Attribution, Cause
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.groups import UNKNOWN, Group, Groups
 from commwatch.agent.recorder.modules import ModuleNames, ModuleTracker
-from commwatch.agent.recorder.torch_private import unbox_group
+from commwatch.agent.recorder.torch_private import unbox_group, without_torch_function
 
 MAX_LINES = 4
 """Lines kept for one call identity."""
@@ -111,9 +111,24 @@ class Observer:
         """(index into identities, index into sizes, phase) of the collective being issued on this thread."""
         tensors_in = _tensors(args, op.inputs)
         tensors_out = tensors_in if op.outputs == op.inputs else _tensors(args, op.outputs)
+        frame = sys._getframe(2)
+        for tensor in chain(tensors_in, tensors_out):
+            if type(tensor) is not torch.Tensor:
+                with without_torch_function():  # a subclass's own code must not run here
+                    return self._observe(op, args, tensors_in, tensors_out, frame)
+        return self._observe(op, args, tensors_in, tensors_out, frame)
+
+    def _observe(
+        self,
+        op: Op,
+        args: tuple[Any, ...],
+        tensors_in: list[torch.Tensor],
+        tensors_out: list[torch.Tensor],
+        below: FrameType,
+    ) -> tuple[int, int, str]:
         first = tensors_in[0] if tensors_in else tensors_out[0] if tensors_out else None
         dtype = first.dtype if first is not None else None
-        phase, module, cause, frame = self._attribution.origin(sys._getframe(2))
+        phase, module, cause, frame = self._attribution.origin(below)
         group = self._group(op, args)
         key = (op.name, group.key, phase, module, cause.key if cause is not None else "", dtype)
         index = self._identity_ids.get(key)

@@ -14,7 +14,7 @@ from torch.optim import optimizer as optimizers
 
 from commwatch.agent.recorder import facts, interpose, meshes, ranges, torch_private
 from commwatch.agent.recorder.catalog import Op
-from commwatch.agent.recorder.codes import raised_by_program
+from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.observer import Observer
 from commwatch.agent.spool.page import Numbers
 
@@ -72,6 +72,12 @@ class Recorder:
         while self._handles:
             self._handles.pop().remove()
 
+    def silence(self) -> None:
+        """Record nothing more. The hooks stay until ``stop`` and return at once: any of them may call this."""
+        self._running = False
+        interpose.silence(self._see)
+        self.observer.tracker.disable()
+
     def finish(self) -> None:
         """Hand over what stands after the last finished step. Call once, after ``stop``."""
         calls = self._take_calls()
@@ -83,7 +89,8 @@ class Recorder:
     def step(self) -> None:
         """A step ended, says the program. From the first time on, optimizers no longer end steps."""
         self._by_hand = True
-        self._guard(self._end_step)
+        if self._running:
+            self._guard(self._end_step)
 
     # Hooks
 
@@ -163,7 +170,7 @@ class Recorder:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        if raised_by_program(error):
+        if raised_by_signal(error):
             raise error
         if self._running:
             self._running = False
@@ -171,8 +178,7 @@ class Recorder:
 
     def _in_child(self) -> None:
         """A forked worker records nothing; hooks it inherited return at once."""
-        self._running = False
-        self.observer.tracker.disable()
+        self.silence()
 
 
 def _columns(calls: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:

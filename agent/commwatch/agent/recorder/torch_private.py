@@ -73,6 +73,9 @@ current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_
 sequence_number: Callable[[], int] = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", lambda: 0)
 """Number the next autograd node of this thread will get."""
 
+without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
+"""A context in which no tensor subclass's ``__torch_function__`` runs on this thread."""
+
 unbox_group: Callable[[Any], Any] = getattr(dist.ProcessGroup, "unbox", None) if dist.is_available() else None  # type: ignore[assignment]
 """The ProcessGroup behind a boxed argument."""
 

@@ -336,3 +336,20 @@ def test_modules_that_compare_in_their_own_way_are_left_alone(fake_world: World)
     with record() as r:
         module(torch.ones(2))
     assert [(call.module, call.phase) for call in r.calls()] == [("(root)", "forward")]
+
+
+class Jealous(torch.Tensor):
+    """A subclass that wants to be asked about everything."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise ArithmeticError("not to be called")
+
+
+def test_the_recorder_runs_no_code_of_a_tensor_subclass(fake_world: World) -> None:
+    fake_world(2)
+    tensor = torch.ones(3).as_subclass(Jealous)
+    group = dist.distributed_c10d._get_default_group()
+    with record() as r:
+        group.allreduce([tensor], dist.AllreduceOptions())
+    assert [(call.kind, call.inputs) for call in r.calls()] == [("all_reduce", ((3,),))]

@@ -222,3 +222,19 @@ def test_a_time_limit_of_the_program_that_strikes_in_the_recorder_reaches_the_pr
         recorder.stop()
         signal.signal(signal.SIGALRM, before)
     assert ERRORS == []
+
+
+def test_a_recorder_that_failed_reports_no_further_step(fake_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_world(2)
+    sink = MemorySink()
+    recorder = Recorder(sink, Path.cwd(), lambda error: recorder.silence())
+    recorder.start()
+    dist.all_reduce(torch.ones(1))
+    recorder.step()
+    monkeypatch.setattr(recorder.observer, "observe", None)
+    dist.all_reduce(torch.ones(1))
+    recorder.step()
+    assert interpose.installed()  # taking a kernel away from inside itself is not safe
+    recorder.stop()
+    assert not interpose.installed()
+    assert sink.counters.steps == 1
