@@ -15,49 +15,51 @@ _sym_db = _symbol_database.Default()
 from commwatch.v1 import records_pb2 as commwatch_dot_v1_dot_records__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ommwatch/v1/ingest.proto\x12\x0c\x63ommwatch.v1\x1a\x1a\x63ommwatch/v1/records.proto\"\xfa\x01\n\rReportRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.commwatch.v1.HelloH\x00\x12*\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x18.commwatch.v1.FrameBatchH\x00\x12\x34\n\x0b\x64\x65\x66initions\x18\x03 \x01(\x0b\x32\x1d.commwatch.v1.DefinitionBatchH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.commwatch.v1.HeartbeatH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.commwatch.v1.GoodbyeH\x00\x42\t\n\x07message\"\xe2\x01\n\x0eReportResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.commwatch.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.commwatch.v1.AckH\x00\x12\"\n\x04want\x18\x03 \x01(\x0b\x32\x12.commwatch.v1.WantH\x00\x12)\n\x08\x62\x61\x63k_off\x18\x04 \x01(\x0b\x32\x15.commwatch.v1.BackOffH\x00\x12*\n\x08rejected\x18\x05 \x01(\x0b\x32\x16.commwatch.v1.RejectedH\x00\x42\t\n\x07message\"X\n\x06\x43ommit\x12\x0b\n\x03sha\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\t\x12\r\n\x05\x64irty\x18\x03 \x01(\x08\x12\x11\n\tancestors\x18\x04 \x03(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\"\xa2\x02\n\x05Hello\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0c\n\x04rank\x18\x06 \x01(\r\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x14.commwatch.v1.Commit\x12\x10\n\x08hostname\x18\t \x01(\t\x12\x0b\n\x03pid\x18\n \x01(\r\x12\x15\n\rtorch_version\x18\x0b \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\x0c \x01(\x04\x12\x0e\n\x06script\x18\r \x01(\t\x12\x17\n\x0freporting_ranks\x18\x0e \x01(\r\"9\n\x07Welcome\x12\x13\n\x0b\x61\x63ked_frame\x18\x01 \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\"r\n\x05\x46rame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x05range\x18\x02 \x01(\x0b\x32\x17.commwatch.v1.StepRangeH\x00\x12$\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x13.commwatch.v1.FactsH\x00\x42\t\n\x07\x63ontent\"1\n\nFrameBatch\x12#\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x13.commwatch.v1.Frame\"W\n\nDefinition\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.commwatch.v1.DefinitionKind\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"@\n\x0f\x44\x65\x66initionBatch\x12-\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x18.commwatch.v1.Definition\"\x9d\x01\n\x08Progress\x12\r\n\x05range\x18\x01 \x01(\r\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x13\n\x0brange_steps\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x05 \x01(\x04\x12\x15\n\rdropped_calls\x18\x06 \x01(\x04\x12\x15\n\rdropped_steps\x18\x07 \x01(\x04\x12\x0e\n\x06reason\x18\x08 \x01(\t\"5\n\tHeartbeat\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.commwatch.v1.Progress\"i\n\x07Goodbye\x12$\n\x06\x65nding\x18\x01 \x01(\x0e\x32\x14.commwatch.v1.Ending\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x16.commwatch.v1.Progress\"+\n\x03\x41\x63k\x12\x13\n\x0b\x61\x63ked_frame\x18\x01 \x01(\x04\x12\x0f\n\x07goodbye\x18\x02 \x01(\x08\"\x16\n\x04Want\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"*\n\x07\x42\x61\x63kOff\x12\x0f\n\x07wait_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x08Rejected\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t*\xa2\x01\n\x0e\x44\x65\x66initionKind\x12\x1f\n\x1b\x44\x45\x46INITION_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x46INITION_KIND_PATTERN\x10\x01\x12\x1a\n\x16\x44\x45\x46INITION_KIND_SHAPES\x10\x02\x12\x19\n\x15\x44\x45\x46INITION_KIND_LINES\x10\x03\x12\x1b\n\x17\x44\x45\x46INITION_KIND_MODULES\x10\x04*Y\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x45NDING_CLEAN\x10\x01\x12\x14\n\x10\x45NDING_EXCEPTION\x10\x02\x12\x0f\n\x0b\x45NDING_LOST\x10\x03\x32X\n\rIngestService\x12G\n\x06Report\x12\x1b.commwatch.v1.ReportRequest\x1a\x1c.commwatch.v1.ReportResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63ommwatch/v1/ingest.proto\x12\x0c\x63ommwatch.v1\x1a\x1a\x63ommwatch/v1/records.proto\"\xfa\x01\n\rReportRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.commwatch.v1.HelloH\x00\x12*\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x18.commwatch.v1.FrameBatchH\x00\x12\x34\n\x0b\x64\x65\x66initions\x18\x03 \x01(\x0b\x32\x1d.commwatch.v1.DefinitionBatchH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.commwatch.v1.HeartbeatH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.commwatch.v1.GoodbyeH\x00\x42\t\n\x07message\"\x93\x02\n\x0eReportResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.commwatch.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.commwatch.v1.AckH\x00\x12\"\n\x04want\x18\x03 \x01(\x0b\x32\x12.commwatch.v1.WantH\x00\x12)\n\x08\x62\x61\x63k_off\x18\x04 \x01(\x0b\x32\x15.commwatch.v1.BackOffH\x00\x12*\n\x08rejected\x18\x05 \x01(\x0b\x32\x16.commwatch.v1.RejectedH\x00\x12/\n\x07\x63\x61pture\x18\x06 \x01(\x0b\x32\x1c.commwatch.v1.CaptureRequestH\x00\x42\t\n\x07message\"X\n\x06\x43ommit\x12\x0b\n\x03sha\x18\x01 \x01(\t\x12\x0e\n\x06\x62ranch\x18\x02 \x01(\t\x12\r\n\x05\x64irty\x18\x03 \x01(\x08\x12\x11\n\tancestors\x18\x04 \x03(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\"\xa2\x02\n\x05Hello\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x0f\n\x07project\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x0c\n\x04rank\x18\x06 \x01(\r\x12\x12\n\nworld_size\x18\x07 \x01(\r\x12$\n\x06\x63ommit\x18\x08 \x01(\x0b\x32\x14.commwatch.v1.Commit\x12\x10\n\x08hostname\x18\t \x01(\t\x12\x0b\n\x03pid\x18\n \x01(\r\x12\x15\n\rtorch_version\x18\x0b \x01(\t\x12\x17\n\x0fstarted_unix_ns\x18\x0c \x01(\x04\x12\x0e\n\x06script\x18\r \x01(\t\x12\x17\n\x0freporting_ranks\x18\x0e \x01(\r\"9\n\x07Welcome\x12\x13\n\x0b\x61\x63ked_frame\x18\x01 \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x02 \x01(\r\"\xd0\x01\n\x05\x46rame\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x05range\x18\x02 \x01(\x0b\x32\x17.commwatch.v1.StepRangeH\x00\x12$\n\x05\x66\x61\x63ts\x18\x03 \x01(\x0b\x32\x13.commwatch.v1.FactsH\x00\x12\x32\n\x0c\x63ompleteness\x18\x04 \x01(\x0b\x32\x1a.commwatch.v1.CompletenessH\x00\x12(\n\x07\x63\x61pture\x18\x05 \x01(\x0b\x32\x15.commwatch.v1.CaptureH\x00\x42\t\n\x07\x63ontent\"1\n\nFrameBatch\x12#\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x13.commwatch.v1.Frame\"W\n\nDefinition\x12*\n\x04kind\x18\x01 \x01(\x0e\x32\x1c.commwatch.v1.DefinitionKind\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"@\n\x0f\x44\x65\x66initionBatch\x12-\n\x0b\x64\x65\x66initions\x18\x01 \x03(\x0b\x32\x18.commwatch.v1.Definition\"\x95\x02\n\x08Progress\x12\r\n\x05range\x18\x01 \x01(\r\x12\x11\n\tlast_step\x18\x02 \x01(\x04\x12\x13\n\x0brange_steps\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\r\n\x05\x63\x61lls\x18\x05 \x01(\x04\x12\x15\n\rdropped_calls\x18\x06 \x01(\x04\x12\x15\n\rdropped_steps\x18\x07 \x01(\x04\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x16\n\x0e\x65xpected_calls\x18\t \x01(\x04\x12\x18\n\x10unverified_calls\x18\n \x01(\x04\x12\x1a\n\x12unattributed_calls\x18\x0b \x01(\x04\x12\x14\n\x0crecording_ns\x18\x0c \x01(\x04\x12\x12\n\nelapsed_ns\x18\r \x01(\x04\"5\n\tHeartbeat\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.commwatch.v1.Progress\"i\n\x07Goodbye\x12$\n\x06\x65nding\x18\x01 \x01(\x0e\x32\x14.commwatch.v1.Ending\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x16.commwatch.v1.Progress\"+\n\x03\x41\x63k\x12\x13\n\x0b\x61\x63ked_frame\x18\x01 \x01(\x04\x12\x0f\n\x07goodbye\x18\x02 \x01(\x08\"\x16\n\x04Want\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\"*\n\x07\x42\x61\x63kOff\x12\x0f\n\x07wait_ms\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"7\n\x08Rejected\x12\r\n\x05\x66rame\x18\x01 \x01(\x04\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\"/\n\x0e\x43\x61ptureRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\r*\xa2\x01\n\x0e\x44\x65\x66initionKind\x12\x1f\n\x1b\x44\x45\x46INITION_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x46INITION_KIND_PATTERN\x10\x01\x12\x1a\n\x16\x44\x45\x46INITION_KIND_SHAPES\x10\x02\x12\x19\n\x15\x44\x45\x46INITION_KIND_LINES\x10\x03\x12\x1b\n\x17\x44\x45\x46INITION_KIND_MODULES\x10\x04*Y\n\x06\x45nding\x12\x16\n\x12\x45NDING_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x45NDING_CLEAN\x10\x01\x12\x14\n\x10\x45NDING_EXCEPTION\x10\x02\x12\x0f\n\x0b\x45NDING_LOST\x10\x03\x32X\n\rIngestService\x12G\n\x06Report\x12\x1b.commwatch.v1.ReportRequest\x1a\x1c.commwatch.v1.ReportResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'commwatch.v1.ingest_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEFINITIONKIND']._serialized_start=1810
-  _globals['_DEFINITIONKIND']._serialized_end=1972
-  _globals['_ENDING']._serialized_start=1974
-  _globals['_ENDING']._serialized_end=2063
+  _globals['_DEFINITIONKIND']._serialized_start=2123
+  _globals['_DEFINITIONKIND']._serialized_end=2285
+  _globals['_ENDING']._serialized_start=2287
+  _globals['_ENDING']._serialized_end=2376
   _globals['_REPORTREQUEST']._serialized_start=72
   _globals['_REPORTREQUEST']._serialized_end=322
   _globals['_REPORTRESPONSE']._serialized_start=325
-  _globals['_REPORTRESPONSE']._serialized_end=551
-  _globals['_COMMIT']._serialized_start=553
-  _globals['_COMMIT']._serialized_end=641
-  _globals['_HELLO']._serialized_start=644
-  _globals['_HELLO']._serialized_end=934
-  _globals['_WELCOME']._serialized_start=936
-  _globals['_WELCOME']._serialized_end=993
-  _globals['_FRAME']._serialized_start=995
-  _globals['_FRAME']._serialized_end=1109
-  _globals['_FRAMEBATCH']._serialized_start=1111
-  _globals['_FRAMEBATCH']._serialized_end=1160
-  _globals['_DEFINITION']._serialized_start=1162
-  _globals['_DEFINITION']._serialized_end=1249
-  _globals['_DEFINITIONBATCH']._serialized_start=1251
-  _globals['_DEFINITIONBATCH']._serialized_end=1315
-  _globals['_PROGRESS']._serialized_start=1318
-  _globals['_PROGRESS']._serialized_end=1475
-  _globals['_HEARTBEAT']._serialized_start=1477
-  _globals['_HEARTBEAT']._serialized_end=1530
-  _globals['_GOODBYE']._serialized_start=1532
-  _globals['_GOODBYE']._serialized_end=1637
-  _globals['_ACK']._serialized_start=1639
-  _globals['_ACK']._serialized_end=1682
-  _globals['_WANT']._serialized_start=1684
-  _globals['_WANT']._serialized_end=1706
-  _globals['_BACKOFF']._serialized_start=1708
-  _globals['_BACKOFF']._serialized_end=1750
-  _globals['_REJECTED']._serialized_start=1752
-  _globals['_REJECTED']._serialized_end=1807
-  _globals['_INGESTSERVICE']._serialized_start=2065
-  _globals['_INGESTSERVICE']._serialized_end=2153
+  _globals['_REPORTRESPONSE']._serialized_end=600
+  _globals['_COMMIT']._serialized_start=602
+  _globals['_COMMIT']._serialized_end=690
+  _globals['_HELLO']._serialized_start=693
+  _globals['_HELLO']._serialized_end=983
+  _globals['_WELCOME']._serialized_start=985
+  _globals['_WELCOME']._serialized_end=1042
+  _globals['_FRAME']._serialized_start=1045
+  _globals['_FRAME']._serialized_end=1253
+  _globals['_FRAMEBATCH']._serialized_start=1255
+  _globals['_FRAMEBATCH']._serialized_end=1304
+  _globals['_DEFINITION']._serialized_start=1306
+  _globals['_DEFINITION']._serialized_end=1393
+  _globals['_DEFINITIONBATCH']._serialized_start=1395
+  _globals['_DEFINITIONBATCH']._serialized_end=1459
+  _globals['_PROGRESS']._serialized_start=1462
+  _globals['_PROGRESS']._serialized_end=1739
+  _globals['_HEARTBEAT']._serialized_start=1741
+  _globals['_HEARTBEAT']._serialized_end=1794
+  _globals['_GOODBYE']._serialized_start=1796
+  _globals['_GOODBYE']._serialized_end=1901
+  _globals['_ACK']._serialized_start=1903
+  _globals['_ACK']._serialized_end=1946
+  _globals['_WANT']._serialized_start=1948
+  _globals['_WANT']._serialized_end=1970
+  _globals['_BACKOFF']._serialized_start=1972
+  _globals['_BACKOFF']._serialized_end=2014
+  _globals['_REJECTED']._serialized_start=2016
+  _globals['_REJECTED']._serialized_end=2071
+  _globals['_CAPTUREREQUEST']._serialized_start=2073
+  _globals['_CAPTUREREQUEST']._serialized_end=2120
+  _globals['_INGESTSERVICE']._serialized_start=2378
+  _globals['_INGESTSERVICE']._serialized_end=2466
 # @@protoc_insertion_point(module_scope)

@@ -144,6 +144,7 @@ class ReportResponse(google.protobuf.message.Message):
     WANT_FIELD_NUMBER: builtins.int
     BACK_OFF_FIELD_NUMBER: builtins.int
     REJECTED_FIELD_NUMBER: builtins.int
+    CAPTURE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """Where to go on."""
@@ -164,6 +165,10 @@ class ReportResponse(google.protobuf.message.Message):
     def rejected(self) -> global___Rejected:
         """A frame that will never be stored."""
 
+    @property
+    def capture(self) -> global___CaptureRequest:
+        """Record steps at level ops."""
+
     def __init__(
         self,
         *,
@@ -172,10 +177,11 @@ class ReportResponse(google.protobuf.message.Message):
         want: global___Want | None = ...,
         back_off: global___BackOff | None = ...,
         rejected: global___Rejected | None = ...,
+        capture: global___CaptureRequest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ack", b"ack", "back_off", b"back_off", "message", b"message", "rejected", b"rejected", "want", b"want", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ack", b"ack", "back_off", b"back_off", "message", b"message", "rejected", b"rejected", "want", b"want", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "ack", "want", "back_off", "rejected"] | None: ...
+    def HasField(self, field_name: typing.Literal["ack", b"ack", "back_off", b"back_off", "capture", b"capture", "message", b"message", "rejected", b"rejected", "want", b"want", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ack", b"ack", "back_off", b"back_off", "capture", b"capture", "message", b"message", "rejected", b"rejected", "want", b"want", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "ack", "want", "back_off", "rejected", "capture"] | None: ...
 
 global___ReportResponse = ReportResponse
 
@@ -319,6 +325,8 @@ class Frame(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     RANGE_FIELD_NUMBER: builtins.int
     FACTS_FIELD_NUMBER: builtins.int
+    COMPLETENESS_FIELD_NUMBER: builtins.int
+    CAPTURE_FIELD_NUMBER: builtins.int
     number: builtins.int
     """From 1, without gaps."""
     @property
@@ -329,16 +337,26 @@ class Frame(google.protobuf.message.Message):
     def facts(self) -> commwatch.v1.records_pb2.Facts:
         """The rank's environment."""
 
+    @property
+    def completeness(self) -> commwatch.v1.records_pb2.Completeness:
+        """Recorded against expected."""
+
+    @property
+    def capture(self) -> commwatch.v1.records_pb2.Capture:
+        """A captured step, or a part of it."""
+
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         range: commwatch.v1.records_pb2.StepRange | None = ...,
         facts: commwatch.v1.records_pb2.Facts | None = ...,
+        completeness: commwatch.v1.records_pb2.Completeness | None = ...,
+        capture: commwatch.v1.records_pb2.Capture | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["content", b"content", "facts", b"facts", "range", b"range"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "facts", b"facts", "number", b"number", "range", b"range"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["content", b"content"]) -> typing.Literal["range", "facts"] | None: ...
+    def HasField(self, field_name: typing.Literal["capture", b"capture", "completeness", b"completeness", "content", b"content", "facts", b"facts", "range", b"range"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capture", b"capture", "completeness", b"completeness", "content", b"content", "facts", b"facts", "number", b"number", "range", b"range"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["content", b"content"]) -> typing.Literal["range", "facts", "completeness", "capture"] | None: ...
 
 global___Frame = Frame
 
@@ -422,6 +440,11 @@ class Progress(google.protobuf.message.Message):
     DROPPED_CALLS_FIELD_NUMBER: builtins.int
     DROPPED_STEPS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    EXPECTED_CALLS_FIELD_NUMBER: builtins.int
+    UNVERIFIED_CALLS_FIELD_NUMBER: builtins.int
+    UNATTRIBUTED_CALLS_FIELD_NUMBER: builtins.int
+    RECORDING_NS_FIELD_NUMBER: builtins.int
+    ELAPSED_NS_FIELD_NUMBER: builtins.int
     range: builtins.int
     """Number of the range that was open."""
     last_step: builtins.int
@@ -438,6 +461,16 @@ class Progress(google.protobuf.message.Message):
     """Steps whose records were dropped."""
     reason: builtins.str
     """Why, in one sentence, when something was dropped or recording was switched off."""
+    expected_calls: builtins.int
+    """Collectives a second source counted, on the groups that have one."""
+    unverified_calls: builtins.int
+    """Recorded collectives on groups without a second source."""
+    unattributed_calls: builtins.int
+    """Recorded collectives without a module, in the phases that have modules."""
+    recording_ns: builtins.int
+    """Time the recorder took in finished steps, in nanoseconds."""
+    elapsed_ns: builtins.int
+    """Time finished steps took, in nanoseconds."""
     def __init__(
         self,
         *,
@@ -449,8 +482,13 @@ class Progress(google.protobuf.message.Message):
         dropped_calls: builtins.int = ...,
         dropped_steps: builtins.int = ...,
         reason: builtins.str = ...,
+        expected_calls: builtins.int = ...,
+        unverified_calls: builtins.int = ...,
+        unattributed_calls: builtins.int = ...,
+        recording_ns: builtins.int = ...,
+        elapsed_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "dropped_calls", b"dropped_calls", "dropped_steps", b"dropped_steps", "last_step", b"last_step", "range", b"range", "range_steps", b"range_steps", "reason", b"reason", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "dropped_calls", b"dropped_calls", "dropped_steps", b"dropped_steps", "elapsed_ns", b"elapsed_ns", "expected_calls", b"expected_calls", "last_step", b"last_step", "range", b"range", "range_steps", b"range_steps", "reason", b"reason", "recording_ns", b"recording_ns", "steps", b"steps", "unattributed_calls", b"unattributed_calls", "unverified_calls", b"unverified_calls"]) -> None: ...
 
 global___Progress = Progress
 
@@ -593,3 +631,25 @@ class Rejected(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["frame", b"frame", "hash", b"hash", "reason", b"reason"]) -> None: ...
 
 global___Rejected = Rejected
+
+@typing.final
+class CaptureRequest(google.protobuf.message.Message):
+    """Record the next steps at level ops. A rank that cannot answers with a Capture that holds no records and says why."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Number of the request, from 1, unique in the run."""
+    steps: builtins.int
+    """Steps to capture, from the next that begins."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        steps: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "steps", b"steps"]) -> None: ...
+
+global___CaptureRequest = CaptureRequest

@@ -14,10 +14,85 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import sys
 import typing
 
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
+
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _CapturedKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CapturedKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CapturedKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CAPTURED_KIND_UNSPECIFIED: _CapturedKind.ValueType  # 0
+    """Never sent."""
+    CAPTURED_KIND_TORCH_FUNCTION: _CapturedKind.ValueType  # 1
+    """A torch function, before dispatch."""
+    CAPTURED_KIND_DTENSOR_OP: _CapturedKind.ValueType  # 2
+    """An op on a DTensor, before DTensor desugars it."""
+    CAPTURED_KIND_REDISTRIBUTE: _CapturedKind.ValueType  # 3
+    """A DTensor redistribute."""
+    CAPTURED_KIND_OUTPUT_PLACEMENTS: _CapturedKind.ValueType  # 4
+    """The placements DTensor chose for an op's output."""
+    CAPTURED_KIND_OP: _CapturedKind.ValueType  # 5
+    """An op on plain tensors."""
+    CAPTURED_KIND_FAKE_OP: _CapturedKind.ValueType  # 6
+    """An op on fake tensors."""
+    CAPTURED_KIND_LOCAL_TENSOR_OP: _CapturedKind.ValueType  # 7
+    """An op on a LocalTensor."""
+    CAPTURED_KIND_ASYNC_OP: _CapturedKind.ValueType  # 8
+    """An op on an AsyncCollectiveTensor."""
+    CAPTURED_KIND_TRITON_KERNEL: _CapturedKind.ValueType  # 9
+    """A Triton kernel launched by inductor."""
+    CAPTURED_KIND_REGION: _CapturedKind.ValueType  # 10
+    """Entry or exit of a compiled region."""
+    CAPTURED_KIND_MODULE: _CapturedKind.ValueType  # 11
+    """A call of an nn.Module; what ran in it is deeper."""
+    CAPTURED_KIND_RECORD_FUNCTION: _CapturedKind.ValueType  # 12
+    """A torch.profiler.record_function range; what ran in it is deeper."""
+    CAPTURED_KIND_ANNOTATION: _CapturedKind.ValueType  # 13
+    """A user's annotation."""
+
+class CapturedKind(_CapturedKind, metaclass=_CapturedKindEnumTypeWrapper):
+    """What a record of a capture is."""
+
+CAPTURED_KIND_UNSPECIFIED: CapturedKind.ValueType  # 0
+"""Never sent."""
+CAPTURED_KIND_TORCH_FUNCTION: CapturedKind.ValueType  # 1
+"""A torch function, before dispatch."""
+CAPTURED_KIND_DTENSOR_OP: CapturedKind.ValueType  # 2
+"""An op on a DTensor, before DTensor desugars it."""
+CAPTURED_KIND_REDISTRIBUTE: CapturedKind.ValueType  # 3
+"""A DTensor redistribute."""
+CAPTURED_KIND_OUTPUT_PLACEMENTS: CapturedKind.ValueType  # 4
+"""The placements DTensor chose for an op's output."""
+CAPTURED_KIND_OP: CapturedKind.ValueType  # 5
+"""An op on plain tensors."""
+CAPTURED_KIND_FAKE_OP: CapturedKind.ValueType  # 6
+"""An op on fake tensors."""
+CAPTURED_KIND_LOCAL_TENSOR_OP: CapturedKind.ValueType  # 7
+"""An op on a LocalTensor."""
+CAPTURED_KIND_ASYNC_OP: CapturedKind.ValueType  # 8
+"""An op on an AsyncCollectiveTensor."""
+CAPTURED_KIND_TRITON_KERNEL: CapturedKind.ValueType  # 9
+"""A Triton kernel launched by inductor."""
+CAPTURED_KIND_REGION: CapturedKind.ValueType  # 10
+"""Entry or exit of a compiled region."""
+CAPTURED_KIND_MODULE: CapturedKind.ValueType  # 11
+"""A call of an nn.Module; what ran in it is deeper."""
+CAPTURED_KIND_RECORD_FUNCTION: CapturedKind.ValueType  # 12
+"""A torch.profiler.record_function range; what ran in it is deeper."""
+CAPTURED_KIND_ANNOTATION: CapturedKind.ValueType  # 13
+"""A user's annotation."""
+global___CapturedKind = CapturedKind
 
 @typing.final
 class Group(google.protobuf.message.Message):
@@ -499,3 +574,380 @@ class Facts(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["backend", b"backend", "compile_mode", b"compile_mode", "device_type", b"device_type", "mesh", b"mesh", "modules_hash", b"modules_hash"]) -> None: ...
 
 global___Facts = Facts
+
+@typing.final
+class GroupCompleteness(google.protobuf.message.Message):
+    """How completely the calls of one process group were seen, over all finished steps of a rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    RECORDED_FIELD_NUMBER: builtins.int
+    EXPECTED_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    recorded: builtins.int
+    """Collectives recorded on it."""
+    expected: builtins.int
+    """Collectives the second source counted for the same steps; meaningless where source is empty."""
+    source: builtins.str
+    """The second source: "sequence" for the process group's own sequence number, "flight_recorder"; empty when this
+    backend has none.
+    """
+    @property
+    def group(self) -> global___Group:
+        """The process group."""
+
+    def __init__(
+        self,
+        *,
+        group: global___Group | None = ...,
+        recorded: builtins.int = ...,
+        expected: builtins.int = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["expected", b"expected", "group", b"group", "recorded", b"recorded", "source", b"source"]) -> None: ...
+
+global___GroupCompleteness = GroupCompleteness
+
+@typing.final
+class Completeness(google.protobuf.message.Message):
+    """What a rank recorded against what a second source counted. Cumulative: the newest replaces the older."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    UNATTRIBUTED_FIELD_NUMBER: builtins.int
+    UNEQUAL_STEPS_FIELD_NUMBER: builtins.int
+    FIRST_UNEQUAL_STEP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """Last finished step it covers."""
+    unattributed: builtins.int
+    """Recorded collectives without a module, in the phases forward, backward, recompute and eval."""
+    unequal_steps: builtins.int
+    """Steps at whose end a group's recorded and expected counts differed by another number than before."""
+    first_unequal_step: builtins.int
+    """First such step; 0 when there is none."""
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCompleteness]:
+        """One element for each process group, in order of first use."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        groups: collections.abc.Iterable[global___GroupCompleteness] | None = ...,
+        unattributed: builtins.int = ...,
+        unequal_steps: builtins.int = ...,
+        first_unequal_step: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_unequal_step", b"first_unequal_step", "groups", b"groups", "step", b"step", "unattributed", b"unattributed", "unequal_steps", b"unequal_steps"]) -> None: ...
+
+global___Completeness = Completeness
+
+@typing.final
+class CapturedTensor(google.protobuf.message.Message):
+    """What is kept of a tensor: never its values."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: builtins.int
+    DTYPE_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    PLACEMENTS_FIELD_NUMBER: builtins.int
+    MESH_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """"t" for a plain tensor, "dt" for a DTensor, "ft" for a FakeTensor."""
+    dtype: builtins.str
+    """Element type, short: "f32", "bf16"."""
+    placements: builtins.str
+    """Placements of a DTensor, in torch's short form: "S(0)", "RS(1)"; empty otherwise."""
+    id: builtins.int
+    """Number of the tensor within the capture, from 1, where tensor ids were asked for; 0 otherwise."""
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Length of each dimension; -1 where it is symbolic."""
+
+    @property
+    def mesh(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Sizes of a DTensor's mesh dimensions."""
+
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        dtype: builtins.str = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        placements: builtins.str = ...,
+        mesh: collections.abc.Iterable[builtins.int] | None = ...,
+        id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "id", b"id", "mesh", b"mesh", "placements", b"placements", "shape", b"shape", "type", b"type"]) -> None: ...
+
+global___CapturedTensor = CapturedTensor
+
+@typing.final
+class CapturedValues(google.protobuf.message.Message):
+    """Several values: a list or tuple argument."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedValue]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[global___CapturedValue] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["values", b"values"]) -> None: ...
+
+global___CapturedValues = CapturedValues
+
+@typing.final
+class CapturedValue(google.protobuf.message.Message):
+    """An argument or an output."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TENSOR_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    LIST_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Keyword; empty for a positional argument and for an output."""
+    text: builtins.str
+    """Anything else, as text of at most 200 characters."""
+    @property
+    def tensor(self) -> global___CapturedTensor:
+        """A tensor."""
+
+    @property
+    def list(self) -> global___CapturedValues:
+        """A list or tuple."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        tensor: global___CapturedTensor | None = ...,
+        text: builtins.str = ...,
+        list: global___CapturedValues | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["list", b"list", "tensor", b"tensor", "text", b"text", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["list", b"list", "name", b"name", "tensor", b"tensor", "text", b"text", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["value", b"value"]) -> typing.Literal["tensor", "text", "list"] | None: ...
+
+global___CapturedValue = CapturedValue
+
+@typing.final
+class CapturedRedistribute(google.protobuf.message.Message):
+    """The redistribute a record of that kind stands for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ARGUMENT_FIELD_NUMBER: builtins.int
+    SRC_FIELD_NUMBER: builtins.int
+    DST_FIELD_NUMBER: builtins.int
+    TRACE_FIELD_NUMBER: builtins.int
+    IMPLICIT_FIELD_NUMBER: builtins.int
+    argument: builtins.int
+    """Index of the op's argument, when op dispatch asked for it; absent for the redistribute itself, whose tensor is the
+    record's argument.
+    """
+    src: builtins.str
+    """Placements before."""
+    dst: builtins.str
+    """Placements after."""
+    trace: builtins.str
+    """Steps on each mesh dimension: "S(0)->R"; empty for the decision."""
+    implicit: builtins.bool
+    """True when DTensor op dispatch asked for it."""
+    def __init__(
+        self,
+        *,
+        argument: builtins.int | None = ...,
+        src: builtins.str = ...,
+        dst: builtins.str = ...,
+        trace: builtins.str = ...,
+        implicit: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_argument", b"_argument", "argument", b"argument"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_argument", b"_argument", "argument", b"argument", "dst", b"dst", "implicit", b"implicit", "src", b"src", "trace", b"trace"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_argument", b"_argument"]) -> typing.Literal["argument"] | None: ...
+
+global___CapturedRedistribute = CapturedRedistribute
+
+@typing.final
+class CapturedCollective(google.protobuf.message.Message):
+    """The collective an op issued, as the recorder saw it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    MODULE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """Canonical kind."""
+    phase: builtins.str
+    """As in Call."""
+    module: builtins.str
+    """As in Call."""
+    @property
+    def group(self) -> global___Group:
+        """The process group."""
+
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        group: global___Group | None = ...,
+        phase: builtins.str = ...,
+        module: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "kind", b"kind", "module", b"module", "phase", b"phase"]) -> None: ...
+
+global___CapturedCollective = CapturedCollective
+
+@typing.final
+class CapturedCall(google.protobuf.message.Message):
+    """One distinct record of a capture without its place in the tree."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    ARGUMENTS_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
+    REDISTRIBUTE_FIELD_NUMBER: builtins.int
+    COLLECTIVES_FIELD_NUMBER: builtins.int
+    kind: global___CapturedKind.ValueType
+    """What it is."""
+    name: builtins.str
+    """"aten::mm", the module's fully qualified name, the kernel's name, the range's or annotation's text."""
+    @property
+    def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedValue]:
+        """Arguments."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedValue]:
+        """Outputs; empty when it returned nothing."""
+
+    @property
+    def redistribute(self) -> global___CapturedRedistribute:
+        """Set for a redistribute."""
+
+    @property
+    def collectives(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedCollective]:
+        """Collectives it issued."""
+
+    def __init__(
+        self,
+        *,
+        kind: global___CapturedKind.ValueType = ...,
+        name: builtins.str = ...,
+        arguments: collections.abc.Iterable[global___CapturedValue] | None = ...,
+        outputs: collections.abc.Iterable[global___CapturedValue] | None = ...,
+        redistribute: global___CapturedRedistribute | None = ...,
+        collectives: collections.abc.Iterable[global___CapturedCollective] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["redistribute", b"redistribute"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "collectives", b"collectives", "kind", b"kind", "name", b"name", "outputs", b"outputs", "redistribute", b"redistribute"]) -> None: ...
+
+global___CapturedCall = CapturedCall
+
+@typing.final
+class CapturedRecord(google.protobuf.message.Message):
+    """One record: a node of the tree."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEPTH_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    OUTPUT_HASH_FIELD_NUMBER: builtins.int
+    depth: builtins.int
+    """Depth from 0. Its parent is the nearest record before it that is less deep."""
+    call: builtins.int
+    """Index into the part's calls."""
+    line: builtins.int
+    """1 + index into the part's lines: the innermost line of the user's program; 0 when none is known."""
+    position: builtins.int
+    """1 + position of its first collective in the step's order of issue; 0 when it issued none."""
+    output_hash: builtins.str
+    """Hash of its outputs where hashes were asked for."""
+    def __init__(
+        self,
+        *,
+        depth: builtins.int = ...,
+        call: builtins.int = ...,
+        line: builtins.int = ...,
+        position: builtins.int = ...,
+        output_hash: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "depth", b"depth", "line", b"line", "output_hash", b"output_hash", "position", b"position"]) -> None: ...
+
+global___CapturedRecord = CapturedRecord
+
+@typing.final
+class Capture(google.protobuf.message.Message):
+    """What one rank ran in one step, as a tree, or a part of it. Parts are complete in themselves, except for depth."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    LAST_PART_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    LINES_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    DROPPED_RECORDS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """The step, from 1."""
+    part: builtins.int
+    """Number of the part, from 1."""
+    last_part: builtins.bool
+    """True for the last part."""
+    request: builtins.int
+    """The request it answers; 0 when the job's settings asked for it."""
+    dropped_records: builtins.int
+    """Records that were left out; in the last part."""
+    reason: builtins.str
+    """Why records were left out, or why nothing was captured at all (no records then), in one sentence."""
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedCall]:
+        """Distinct records."""
+
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Line]:
+        """Distinct lines."""
+
+    @property
+    def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CapturedRecord]:
+        """The records, in order."""
+
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        part: builtins.int = ...,
+        last_part: builtins.bool = ...,
+        request: builtins.int = ...,
+        calls: collections.abc.Iterable[global___CapturedCall] | None = ...,
+        lines: collections.abc.Iterable[global___Line] | None = ...,
+        records: collections.abc.Iterable[global___CapturedRecord] | None = ...,
+        dropped_records: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "dropped_records", b"dropped_records", "last_part", b"last_part", "lines", b"lines", "part", b"part", "reason", b"reason", "records", b"records", "request", b"request", "step", b"step"]) -> None: ...
+
+global___Capture = Capture

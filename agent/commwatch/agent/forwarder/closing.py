@@ -19,6 +19,11 @@ def progress(counters: page.Counters) -> ingest_pb2.Progress:
         dropped_calls=counters.dropped_calls,
         dropped_steps=counters.dropped_steps,
         reason=counters.reason,
+        expected_calls=counters.expected_calls,
+        unverified_calls=counters.unverified_calls,
+        unattributed_calls=counters.unattributed_calls,
+        recording_ns=counters.recording_ns,
+        elapsed_ns=counters.elapsed_ns,
     )
 
 

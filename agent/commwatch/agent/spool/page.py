@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-MAGIC = 0x434F4D4D57503032
+MAGIC = 0x434F4D4D57503033
 TEXT_BYTES = 200
 _HEADER = struct.Struct("=QQ")
-_SLOT = struct.Struct(f"=QQQQQQQB{TEXT_BYTES}s{TEXT_BYTES}s")
+_SLOT = struct.Struct(f"=QQQQQQQQQQQQB{TEXT_BYTES}s{TEXT_BYTES}s")
 SLOTS = 16
 SIZE = _HEADER.size + SLOTS * _SLOT.size
 
@@ -30,7 +30,10 @@ class PageError(ValueError):
 
 
 class Numbers(NamedTuple):
-    """What a rank counts: the open range, then the whole rank. Their order is that of the file."""
+    """What a rank counts: the open range, then the whole rank. Their order is that of the file.
+
+    The names are those of the wire's Progress.
+    """
 
     range_number: int = 0
     last_step: int = 0
@@ -39,6 +42,11 @@ class Numbers(NamedTuple):
     calls: int = 0
     dropped_calls: int = 0
     dropped_steps: int = 0
+    expected_calls: int = 0
+    unverified_calls: int = 0
+    unattributed_calls: int = 0
+    recording_ns: int = 0
+    elapsed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,11 @@ class Counters:
     calls: int = 0
     dropped_calls: int = 0
     dropped_steps: int = 0
+    expected_calls: int = 0
+    unverified_calls: int = 0
+    unattributed_calls: int = 0
+    recording_ns: int = 0
+    elapsed_ns: int = 0
     ending: int = RUNNING
     detail: str = ""
     reason: str = ""
