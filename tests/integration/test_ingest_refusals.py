@@ -39,7 +39,7 @@ def test_a_malformed_frame_is_counted_and_the_stream_goes_on(tmp_path: Path) -> 
             await agent.send(frames=batch)
             reasons = [
                 "a range goes from step 9 to 3",
-                "the frame holds neither a range nor facts that this release knows",
+                "the frame holds no record that this release knows",
             ]
             assert await agent.receive() == ingest_pb2.Rejected(frame=2, reason=reasons[0])
             assert await agent.receive() == ingest_pb2.Rejected(frame=4, reason=reasons[1])

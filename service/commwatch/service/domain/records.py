@@ -6,6 +6,10 @@ Hashes are 32 lower-case hexadecimal characters (BLAKE2b-128). Sizes are in byte
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from commwatch.service.domain.captures import Capture
 
 KINDS = (
     "all_gather",
@@ -171,11 +175,39 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupCompleteness:
+    """Calls of one process group over the finished steps of a rank.
+
+    ``expected`` is what the second source named ``source`` counted; None where the group has no second source.
+    """
+
+    group: Group
+    recorded: int
+    expected: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """What a rank recorded up to ``step`` against what a second source counted. A later one replaces this one.
+
+    ``unattributed`` counts recorded calls without a module, in the phases that have modules. ``unequal_steps`` are the
+    steps at whose end the difference of a group had changed; ``first_unequal_step`` is 0 without one.
+    """
+
+    step: int
+    groups: tuple[GroupCompleteness, ...]
+    unattributed: int
+    unequal_steps: int
+    first_unequal_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One numbered record of a rank's stream."""
 
     number: int
-    content: StepRange | Facts
+    content: StepRange | Facts | Completeness | Capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +250,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counters of a rank. They run ahead of its frames by the steps of the open range."""
+    """Counters of a rank. They run ahead of its frames by the steps of the open range.
+
+    ``expected_calls``, ``unverified_calls`` and ``unattributed_calls`` are None for an agent that has no second
+    source of counts; ``recording_ns`` and ``elapsed_ns`` for one that does not measure its own cost.
+    """
 
     range: int
     last_step: int
@@ -228,6 +264,11 @@ class Progress:
     dropped_calls: int
     dropped_steps: int
     reason: str
+    expected_calls: int | None = None
+    unverified_calls: int | None = None
+    unattributed_calls: int | None = None
+    recording_ns: int | None = None
+    elapsed_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commwatch.service.domain.records import Facts, MeshDimension, StepRange
+from commwatch.service.domain.records import Completeness, Facts, MeshDimension, StepRange
 
 RUN_STATES = ("running", "complete", "lost")
 """running: some rank still reports. complete: every rank of the newest attempt said a clean goodbye.
@@ -65,7 +65,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank of one attempt. ``steps`` and ``calls`` are its own counters, ``stored_*`` what its ranges hold."""
+    """One rank of one attempt. ``steps`` and ``calls`` are its own counters, ``stored_*`` what its ranges hold.
+
+    Counters that are None, like ``completeness``, were never reported. See ``records.Progress``.
+    """
 
     run_id: str
     attempt: int
@@ -83,6 +86,12 @@ class Rank:
     rejected_frames: int
     facts: Facts | None
     last_seen_unix_ns: int
+    expected_calls: int | None = None
+    unverified_calls: int | None = None
+    unattributed_calls: int | None = None
+    recording_ns: int | None = None
+    elapsed_ns: int | None = None
+    completeness: Completeness | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,17 +83,21 @@ def _pattern(hash_: str, content: bytes) -> Pattern:
 
 
 def _call(message: records_pb2.Call) -> Call:
-    group = message.group
-    size, stride = small(group.size, "the size of a group"), small(group.stride, "the stride of a group")
     return Call(
         phase=one_of(message.phase, PHASES, "a phase"),
         kind=one_of(message.kind, KINDS, "a kind"),
         raw_op=name(message.raw_op, "the name of an op"),
-        group=Group(name(group.name, "the name of a group"), size, stride),
+        group=read_group(message.group),
         module=name(message.module, "the name of a module", PATH_CHARS),
         cause=_cause(message.cause) if message.HasField("cause") else None,
         dtype=name(message.dtype, "an element type"),
     )
+
+
+def read_group(message: records_pb2.Group) -> Group:
+    """A process group."""
+    size, stride = small(message.size, "the size of a group"), small(message.stride, "the stride of a group")
+    return Group(name(message.name, "the name of a group"), size, stride)
 
 
 def _cause(message: records_pb2.Cause) -> Cause:
@@ -133,11 +137,12 @@ def _lines(hash_: str, content: bytes) -> Lines:
     at_most(message.calls, MAX_CALLS, "calls in lines")
     for call in message.calls:
         at_most(call.lines, MAX_LINES, "lines of a call")
-    calls = tuple(tuple(_line(line) for line in call.lines) for call in message.calls)
+    calls = tuple(tuple(read_line(line) for line in call.lines) for call in message.calls)
     return Lines(hash_, digest(message.pattern_hash, "the pattern of lines"), calls)
 
 
-def _line(message: records_pb2.Line) -> Line:
+def read_line(message: records_pb2.Line) -> Line:
+    """One line of the user's program."""
     file, function = name(message.file, "a file", PATH_CHARS), name(message.function, "the name of a function")
     return Line(file, small(message.line, "a line number"), function)
 

@@ -24,6 +24,16 @@ MAX_DIMENSIONS = 64
 MAX_LINES = 4
 MAX_MODULES = 100_000
 MAX_MESH_DIMENSIONS = 16
+MAX_GROUPS = 4_096
+MAX_DEPTH = 1_000
+MAX_PARTS = 1_000
+VALUE_CHARS = 200
+"""An argument that is no tensor."""
+MAX_VALUES = 10_000
+"""Arguments, outputs and elements of lists of one captured call."""
+MAX_NESTING = 8
+"""Lists within lists."""
+MAX_CALL_COLLECTIVES = 1_000
 HASH_BYTES = 16
 _COMMIT = re.compile(r"[0-9a-z][0-9a-z._+/:@-]{0,63}")
 

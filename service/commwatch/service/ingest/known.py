@@ -75,9 +75,10 @@ class KnownDefinitions:
 def references(frame: Frame) -> list[str]:
     """Hashes a frame refers to, the pattern first: what follows a pattern can be stored only after it."""
     content = frame.content
+    hashes: list[str | None] = []
     if isinstance(content, StepRange):
         hashes = [content.pattern_hash, content.shapes_hash, content.lines_hash]
-    else:
+    elif isinstance(content, Facts):
         hashes = [content.modules_hash]
     return [hash_ for hash_ in hashes if hash_ is not None]
 
@@ -85,9 +86,9 @@ def references(frame: Frame) -> list[str]:
 def check_frame(frame: Frame, outlines: dict[str, Outline]) -> None:
     """Whether a frame fits what it refers to. Raises MalformedError. All its references are in ``outlines``."""
     content = frame.content
-    if isinstance(content, Facts):
-        if content.modules_hash is not None:
-            require(outlines[content.modules_hash].kind is Modules, f"{content.modules_hash} is not a Modules")
+    if isinstance(content, Facts) and content.modules_hash is not None:
+        require(outlines[content.modules_hash].kind is Modules, f"{content.modules_hash} is not a Modules")
+    if not isinstance(content, StepRange):
         return
     pattern = outlines[content.pattern_hash]
     require(pattern.kind is Pattern, f"{content.pattern_hash} is not a Pattern")

@@ -17,6 +17,7 @@ from commwatch.service.ingest import wire
 from commwatch.service.ingest.checks import MalformedError
 from commwatch.service.ingest.known import KnownDefinitions
 from commwatch.service.ingest.repeats import Repeats
+from commwatch.service.ingest.requests import CaptureRequests
 from commwatch.service.ingest.session import Session
 from commwatch.service.ingest.writer import QueueFullError, Writer
 from commwatch.service.store.contract import Store, StoreUnavailableError
@@ -39,6 +40,7 @@ class Limits:
     known_definitions: int = 100_000
     back_off_ms: int = 1_000
     silence_s: float = 120.0
+    requests_every_s: float = 1.0
 
 
 class _EndError(Exception):
@@ -54,8 +56,12 @@ class IngestServicer:
     """Serves ``Report``. Messages are taken as bytes, so that an undecodable one ends its stream with a sentence."""
 
     def __init__(self, store: Store, writer: Writer, readers: Executor, limits: Limits) -> None:
+        self._store = store
         self._writer = writer
+        self._readers = readers
         self._limits = limits
+        self.requests = CaptureRequests(store, readers, every_s=limits.requests_every_s)
+        """Must run while the server serves."""
         self._known = KnownDefinitions(store, readers, limits.known_definitions)
         self._streams: dict[RankKey, asyncio.Task[None]] = {}
         self._taken_over: set[asyncio.Task[None]] = set()
@@ -100,8 +106,12 @@ class IngestServicer:
             del self._streams[hello.key]
 
     async def _run(self, hello: Hello, context: _Context) -> None:
+        writing = asyncio.Lock()
+
         async def send(response: ingest_pb2.ReportResponse) -> None:
-            await context.write(response.SerializeToString())
+            # Two tasks send on one stream, and gRPC takes one message at a time.
+            async with writing:
+                await context.write(response.SerializeToString())
 
         limits = self._limits
         cursor = await self._open(hello)
@@ -112,15 +122,21 @@ class IngestServicer:
             cursor,
             writer=self._writer,
             known=self._known,
+            stored_parts=self._stored_parts,
             max_frame_bytes=limits.max_message_bytes,
             back_off_ms=limits.back_off_ms,
             send=send,
         )
-        try:
-            while (message := await self._read(context, limits.silence_s)) is not None:
-                await session.take(message)
-        except MalformedError as error:
-            raise _EndError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        with self.requests.to(hello.key, send):
+            try:
+                while (message := await self._read(context, limits.silence_s)) is not None:
+                    await session.take(message)
+            except MalformedError as error:
+                raise _EndError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+
+    async def _stored_parts(self, key: RankKey) -> dict[int, dict[int, int]]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._store.stored_parts, key)
 
     async def _open(self, hello: Hello) -> int:
         try:
@@ -170,7 +186,10 @@ class IngestServer:
             ],
             maximum_concurrent_rpcs=limits.max_streams,
         )
-        self._server.add_generic_rpc_handlers((IngestServicer(store, writer, readers, limits).handler(),))
+        servicer = IngestServicer(store, writer, readers, limits)
+        self._requests = servicer.requests
+        self._passing_on: asyncio.Task[None] | None = None
+        self._server.add_generic_rpc_handlers((servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     async def start(self, listen: str) -> int:
@@ -182,6 +201,7 @@ class IngestServer:
         if port == 0:
             raise OSError(f"cannot listen on {listen}")
         await self._server.start()
+        self._passing_on = asyncio.create_task(self._requests.run())
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -189,4 +209,7 @@ class IngestServer:
     async def stop(self, grace_s: float) -> None:
         """Take no new stream, end the open ones after the grace."""
         await self._health.enter_graceful_shutdown()
+        if self._passing_on is not None:
+            self._passing_on.cancel()
+            await asyncio.wait([self._passing_on])
         await self._server.stop(grace_s)

@@ -6,9 +6,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from commwatch.service.domain.records import Definition, Frame, Hello, Lines, Shapes
+from commwatch.service.domain.captures import Capture
+from commwatch.service.domain.records import Definition, Frame, Hello, Lines, RankKey, Shapes
 from commwatch.service.ingest import wire
 from commwatch.service.ingest.bodies import read_definition
+from commwatch.service.ingest.captures import CaptureLimits
 from commwatch.service.ingest.checks import HASH_BYTES, MalformedError, require
 from commwatch.service.ingest.known import (
     KnownDefinitions,
@@ -28,6 +30,8 @@ MAX_REFUSED = 1_024
 """Hashes of malformed definitions remembered for a stream."""
 
 Send = Callable[[ingest_pb2.ReportResponse], Awaitable[None]]
+StoredParts = Callable[[RankKey], Awaitable[dict[int, dict[int, int]]]]
+"""Records of each stored part of a rank's captures, by step and part. Raises StoreUnavailableError."""
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class _Taken:
 
 
 class Session:
-    """One stream after its hello. ``send`` sends a response."""
+    """One stream after its hello. ``send`` sends a response; ``stored_parts`` is asked at the first capture."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Session:
         *,
         writer: Writer,
         known: KnownDefinitions,
+        stored_parts: StoredParts,
         max_frame_bytes: int,
         back_off_ms: int,
         send: Send,
@@ -59,6 +64,8 @@ class Session:
         self._seen = cursor
         self._writer = writer
         self._known = known
+        self._stored_parts = stored_parts
+        self._capture_limits: CaptureLimits | None = None
         self._max_frame_bytes = max_frame_bytes
         self._back_off_ms = back_off_ms
         self._send = send
@@ -91,7 +98,7 @@ class Session:
         parsed = self._in_order(messages)
         if not parsed and not any(message.number <= self._cursor for message in messages):
             return  # Behind a gap: what is missing comes again, and these after it.
-        taken = await self._resolve(parsed)
+        taken = await self._resolve([await self._within_limits(frame) for frame in parsed])
         if taken.frames:
             write = self._write()
             write.frames = taken.frames
@@ -125,6 +132,18 @@ class Session:
             return wire.read_frame(message)
         except MalformedError as error:
             return RejectedFrame(message.number, str(error))
+
+    async def _within_limits(self, frame: Frame | RejectedFrame) -> Frame | RejectedFrame:
+        """A capture counts together with the other parts of its step, those of earlier streams included."""
+        if not isinstance(frame, Frame) or not isinstance(frame.content, Capture):
+            return frame
+        if self._capture_limits is None:
+            self._capture_limits = CaptureLimits(await self._stored_parts(self.key))
+        try:
+            self._capture_limits.check(frame.content)
+        except MalformedError as error:
+            return RejectedFrame(frame.number, str(error))
+        return frame
 
     async def _resolve(self, parsed: list[Frame | RejectedFrame]) -> _Taken:
         """Check frames against what they refer to, up to the first that refers to something unknown."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 from commwatch.service.domain.records import (
     BytesStatistics,
     Commit,
+    Completeness,
     Facts,
     Frame,
     Goodbye,
+    GroupCompleteness,
     Hello,
     MeshDimension,
     Progress,
     RankKey,
     StepRange,
 )
+from commwatch.service.ingest.bodies import read_group
+from commwatch.service.ingest.captures import read_capture
 from commwatch.service.ingest.checks import (
     MAX_ANCESTORS,
     MAX_CALLS,
+    MAX_GROUPS,
     MAX_MESH_DIMENSIONS,
     PATH_CHARS,
+    MalformedError,
     at_most,
     big,
     canonical_uuid,
@@ -80,10 +86,17 @@ def _commit(message: ingest_pb2.Commit) -> Commit:
 def read_frame(message: ingest_pb2.Frame) -> Frame:
     """One numbered record. Whether its hashes are known is for ``known`` to say."""
     content = message.WhichOneof("content")
-    if content == "range":
-        return Frame(message.number, _step_range(message.range))
-    require(content == "facts", "the frame holds neither a range nor facts that this release knows")
-    return Frame(message.number, _facts(message.facts))
+    match content:
+        case "range":
+            return Frame(message.number, _step_range(message.range))
+        case "facts":
+            return Frame(message.number, _facts(message.facts))
+        case "completeness":
+            return Frame(message.number, _completeness(message.completeness))
+        case "capture":
+            return Frame(message.number, read_capture(message.capture))
+        case _:
+            raise MalformedError("the frame holds no record that this release knows")
 
 
 def _step_range(message: records_pb2.StepRange) -> StepRange:
@@ -139,8 +152,30 @@ def _facts(message: records_pb2.Facts) -> Facts:
     )
 
 
+def _completeness(message: records_pb2.Completeness) -> Completeness:
+    at_most(message.groups, MAX_GROUPS, "groups")
+    step = big(message.step, "the step of completeness")
+    unequal, first = message.unequal_steps, message.first_unequal_step
+    require(
+        unequal <= step and first <= step and (unequal == 0) == (first == 0),
+        f"{unequal} unequal steps up to step {step}, the first of them step {first}",
+    )
+    groups = tuple(_group_completeness(group) for group in message.groups)
+    return Completeness(step, groups, big(message.unattributed, "unattributed"), unequal, first)
+
+
+def _group_completeness(message: records_pb2.GroupCompleteness) -> GroupCompleteness:
+    source = name(message.source, "the source of expected calls")
+    return GroupCompleteness(
+        group=read_group(message.group),
+        recorded=big(message.recorded, "recorded calls"),
+        expected=big(message.expected, "expected calls") if source else None,
+        source=source,
+    )
+
+
 def read_progress(message: ingest_pb2.Progress) -> Progress:
-    """The counters of a rank."""
+    """The counters of a rank. Zeros of an agent that does not know a counter are None."""
     require(
         message.range_steps <= message.last_step,
         f"the open range has {message.range_steps} steps up to step {message.last_step}",
@@ -154,7 +189,27 @@ def read_progress(message: ingest_pb2.Progress) -> Progress:
         dropped_calls=big(message.dropped_calls, "dropped_calls"),
         dropped_steps=big(message.dropped_steps, "dropped_steps"),
         reason=sentence(message.reason),
+        **_later_counters(message),
     )
+
+
+def _later_counters(message: ingest_pb2.Progress) -> dict[str, int | None]:
+    """Counters that agents of 0.1 do not send. Their absence is a zero that a true counter cannot have.
+
+    Each recorded call is expected or unverified, and a step that took no time did not run.
+    """
+    counts = {
+        "expected_calls": message.expected_calls,
+        "unverified_calls": message.unverified_calls,
+        "unattributed_calls": message.unattributed_calls,
+    }
+    cost = {"recording_ns": message.recording_ns, "elapsed_ns": message.elapsed_ns}
+    counted = message.expected_calls > 0 or message.unverified_calls > 0
+    measured = message.elapsed_ns > 0
+    return {
+        **{what: big(value, what) if counted else None for what, value in counts.items()},
+        **{what: big(value, what) if measured else None for what, value in cost.items()},
+    }
 
 
 def read_goodbye(message: ingest_pb2.Goodbye) -> Goodbye:

@@ -7,10 +7,20 @@ gets a new leading number, and every number that was ever written stays readable
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from typing import Any
 
 import zstandard
 
+from commwatch.service.domain.captures import (
+    Capture,
+    CapturedCall,
+    CapturedCollective,
+    CapturedRecord,
+    CapturedRedistribute,
+    CapturedTensor,
+    CapturedValue,
+)
 from commwatch.service.domain.records import (
     BytesStatistics,
     Call,
@@ -96,6 +106,76 @@ def decode_statistics(body: bytes | None) -> tuple[BytesStatistics, ...]:
     return () if body is None else tuple(BytesStatistics(*item) for item in _unpack(body))
 
 
+def encode_capture(capture: Capture) -> bytes:
+    """The stored body of a part of a capture; its step, part, request and summary stand in columns."""
+    calls = [
+        [
+            call.kind,
+            call.name,
+            [_value_to_json(value) for value in call.arguments],
+            [_value_to_json(value) for value in call.outputs],
+            call.redistribute and astuple(call.redistribute),
+            [[item.kind, _group_to_json(item.group), item.phase, item.module] for item in call.collectives],
+        ]
+        for call in capture.calls
+    ]
+    lines = [[line.file, line.line, line.function] for line in capture.lines]
+    records = [[item.depth, item.call, item.line, item.position, item.output_hash] for item in capture.records]
+    return _pack([calls, lines, records])
+
+
+def decode_capture(
+    body: bytes, *, step: int, part: int, last_part: bool, request: int, dropped_records: int, reason: str
+) -> Capture:
+    """A part of a capture from its body and columns."""
+    calls, lines, records = _unpack(body)
+    return Capture(
+        step=step,
+        part=part,
+        last_part=last_part,
+        request=request,
+        calls=tuple(_captured_call_from_json(call) for call in calls),
+        lines=tuple(Line(*line) for line in lines),
+        records=tuple(CapturedRecord(*record) for record in records),
+        dropped_records=dropped_records,
+        reason=reason,
+    )
+
+
+def _value_to_json(value: CapturedValue) -> list[object]:
+    held = value.value
+    if isinstance(held, CapturedTensor):
+        return [value.name, [held.type, held.dtype, held.shape, held.placements, held.mesh, held.id]]
+    if isinstance(held, str):
+        return [value.name, held]
+    # In a list of its own, so that it is not taken for a tensor.
+    return [value.name, [[_value_to_json(item) for item in held]]]
+
+
+def _value_from_json(value: list[Any]) -> CapturedValue:
+    name, held = value
+    if isinstance(held, str):
+        return CapturedValue(name, held)
+    if len(held) == 1:
+        return CapturedValue(name, tuple(_value_from_json(item) for item in held[0]))
+    type_, dtype, shape, placements, mesh, id_ = held
+    return CapturedValue(name, CapturedTensor(type_, dtype, tuple(shape), placements, tuple(mesh), id_))
+
+
+def _captured_call_from_json(value: list[Any]) -> CapturedCall:
+    kind, name, arguments, outputs, redistribute, collectives = value
+    return CapturedCall(
+        kind=kind,
+        name=name,
+        arguments=tuple(_value_from_json(item) for item in arguments),
+        outputs=tuple(_value_from_json(item) for item in outputs),
+        redistribute=None if redistribute is None else CapturedRedistribute(*redistribute),
+        collectives=tuple(
+            CapturedCollective(kind, Group(*group), phase, module) for kind, group, phase, module in collectives
+        ),
+    )
+
+
 def encode_mesh(mesh: tuple[MeshDimension, ...]) -> str:
     """A mesh as JSON, readable in SQL."""
     return json.dumps([[dimension.name, dimension.size] for dimension in mesh], separators=(",", ":"))
@@ -108,8 +188,11 @@ def decode_mesh(text: str) -> tuple[MeshDimension, ...]:
 
 def _call_to_json(call: Call) -> list[object]:
     cause = call.cause and [call.cause.src, call.cause.dst, call.cause.implicit, call.cause.op]
-    group = [call.group.name, call.group.size, call.group.stride]
-    return [call.phase, call.kind, call.raw_op, group, call.module, cause, call.dtype]
+    return [call.phase, call.kind, call.raw_op, _group_to_json(call.group), call.module, cause, call.dtype]
+
+
+def _group_to_json(group: Group) -> list[object]:
+    return [group.name, group.size, group.stride]
 
 
 def _call_from_json(value: list[Any]) -> Call:

@@ -8,11 +8,12 @@ Methods raise ``StoreUnavailableError`` when the database cannot answer (retry l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from commwatch.service.domain.alerts import Alert, AlertEvent
+from commwatch.service.domain.captures import CapturedStep, CaptureRequest, CaptureSummary
 from commwatch.service.domain.records import Definition, Frame, Goodbye, Hello, Progress, RankKey
 from commwatch.service.domain.runs import Rank, RankRanges, Run
 
@@ -27,6 +28,10 @@ class StoreUnavailableError(StoreError):
 
 class SchemaError(StoreError):
     """The database's schema is older or newer than this release."""
+
+
+class RequestRefusedError(StoreError):
+    """A capture was asked for of a rank that never reported, or beyond a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,16 @@ class Baseline:
     accepted_unix_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What one rank is to capture and has not answered yet. ``sent``: it was written to a stream of the rank."""
+
+    key: RankKey
+    number: int
+    steps: int
+    sent: bool
+
+
 class Store(Protocol):
     """Runs in SQL."""
 
@@ -86,7 +101,10 @@ class Store(Protocol):
         replaces the range of the same number, but its steps never shrink. Definitions are insert-or-ignore by
         (project, hash). Every hash a range, Shapes or Lines refers to is already stored or among the ``definitions``
         of the same call. Progress never goes backwards, and grows the open range it names (``last_step`` and
-        ``steps``; statistics keep the steps they cover). A goodbye sets the rank's state; when it was the last
+        ``steps``; statistics keep the steps they cover); a counter that is None changes nothing. A Completeness
+        replaces the rank's older one. Of a Capture each (step, part) is stored once. One that refuses its request is
+        not stored: the request becomes refused, with the reason; once as many steps as it asked for came to their
+        last part, it is captured. A goodbye sets the rank's state; when it was the last
         missing one, the run's state. Frames or progress of a rank that was marked lost make it live again.
         """
 
@@ -126,6 +144,38 @@ class Store(Protocol):
 
     def definitions(self, project: str, hashes: Iterable[str]) -> dict[str, Definition]:
         """The bodies that are stored, by hash."""
+
+    # Captures
+
+    def captures(self, run_id: str) -> list[CaptureSummary]:
+        """What is stored of the newest attempt's captured steps, by step and rank."""
+
+    def capture(self, run_id: str, rank: int, step: int) -> CapturedStep | None:
+        """One captured step of the newest attempt: its stored parts as one tree; None when there is none."""
+
+    def stored_parts(self, key: RankKey) -> dict[int, dict[int, int]]:
+        """Records of each stored part of a rank's captures, by step and part."""
+
+    def ask_captures(self, run_id: str, ranks: Collection[int], steps: int, author: str, now_unix_ns: int) -> int:
+        """Ask ranks of the newest attempt to capture so many steps each. Returns the number of the request.
+
+        Numbers count from 1 in each run; the ranks asked together share one. Ranks that ended may be asked: theirs is
+        missed at once. Raises KeyError for an unknown run, and RequestRefusedError for a rank that never said hello,
+        for a run with MAX_OPEN_REQUESTS open requests, and after MAX_REQUESTS requests.
+        """
+
+    def capture_requests(self, run_id: str) -> list[CaptureRequest]:
+        """Every request of a run with its state, by number and rank.
+
+        A request is missed, and no longer open, while its rank is not live or its attempt is not the newest: a rank
+        that was lost and comes back may still answer.
+        """
+
+    def open_requests(self, run_ids: Collection[str]) -> list[OpenRequest]:
+        """Requests of these runs that are neither captured nor refused, by run and number. One query."""
+
+    def mark_sent(self, requests: Sequence[OpenRequest]) -> None:
+        """Note that they were written to the streams of their ranks. Those answered meanwhile stay as they are."""
 
     # Reading commits
 

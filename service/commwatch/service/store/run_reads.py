@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, and_, func, select
 
-from commwatch.service.domain.records import Facts, MeshDimension, StepRange
+from commwatch.service.domain.records import Completeness, Facts, MeshDimension, StepRange
 from commwatch.service.domain.runs import Environment, Rank, RankRanges, Run
 from commwatch.service.store import codec
+from commwatch.service.store.completeness import read_completeness
 from commwatch.service.store.schema import (
     alert_runs,
     alerts,
@@ -72,7 +73,8 @@ def read_ranks(connection: Connection, run_id: str) -> list[Rank]:
     statement = (
         select(ranks, stored).join(runs, _OF_NEWEST_ATTEMPT).where(ranks.c.run_id == run_id).order_by(ranks.c.rank)
     )
-    return [_rank(row) for row in connection.execute(statement).mappings()]
+    completeness = read_completeness(connection, run_id)
+    return [_rank(row, completeness.get(row["rank"])) for row in connection.execute(statement).mappings()]
 
 
 def read_ranges(connection: Connection, run_id: str) -> list[RankRanges]:
@@ -173,14 +175,15 @@ def _open_alerts(connection: Connection, ids: Sequence[str]) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(statement)}
 
 
-def _rank(values: RowMapping) -> Rank:
+def _rank(values: RowMapping, completeness: Completeness | None) -> Rank:
     facts = None
     if values["device_type"] is not None:
         kinds = (values["device_type"], values["backend"], values["compile_mode"], values["modules_hash"])
         facts = Facts(codec.decode_mesh(values["mesh"]), *kinds)
     reasons = [text for text in (values["detail"], values["drop_reason"]) if text]
-    names = [name for name in Rank.__slots__ if name not in ("facts", "detail")]
-    return Rank(**{name: values[name] for name in names}, detail="; ".join(reasons), facts=facts)
+    names = [name for name in Rank.__slots__ if name not in ("facts", "detail", "completeness")]
+    told = {name: values[name] for name in names}
+    return Rank(**told, detail="; ".join(reasons), facts=facts, completeness=completeness)
 
 
 def _range(values: RowMapping) -> StepRange:

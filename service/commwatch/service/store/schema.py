@@ -141,6 +141,12 @@ ranks = Table(
     _hash("modules_hash", nullable=True),
     _big("started_unix_ns"),
     _big("last_seen_unix_ns"),
+    # Counters that older agents do not send: null until one came.
+    _big("expected_calls", nullable=True),
+    _big("unverified_calls", nullable=True),
+    _big("unattributed_calls", nullable=True),
+    _big("recording_ns", nullable=True),
+    _big("elapsed_ns", nullable=True),
     PrimaryKeyConstraint("run_id", "attempt", "rank"),
     Index(None, "state", "last_seen_unix_ns"),
 )
@@ -256,6 +262,82 @@ step_ranges = Table(
     ForeignKeyConstraint(["project_id", "pattern_hash"], ["patterns.project_id", "patterns.hash"]),
     ForeignKeyConstraint(["project_id", "shapes_hash"], ["shapes.project_id", "shapes.hash"]),
     ForeignKeyConstraint(["project_id", "lines_hash"], ["lines.project_id", "lines.hash"]),
+)
+
+completeness = Table(
+    "completeness",
+    metadata,
+    _id("run_id"),
+    _int("attempt"),
+    _int("rank"),
+    # The last finished step it covers.
+    _big("step"),
+    _big("unattributed"),
+    _big("unequal_steps"),
+    _big("first_unequal_step"),
+    PrimaryKeyConstraint("run_id", "attempt", "rank"),
+    ForeignKeyConstraint(["run_id", "attempt", "rank"], ["ranks.run_id", "ranks.attempt", "ranks.rank"]),
+)
+
+completeness_groups = Table(
+    "completeness_groups",
+    metadata,
+    _id("run_id"),
+    _int("attempt"),
+    _int("rank"),
+    # In order of first use, from 0: two groups may have equal names, sizes and strides.
+    _int("place"),
+    _text("group_name"),
+    _int("group_size"),
+    _int("group_stride"),
+    _big("recorded"),
+    # Null where the group has no second source; that is empty then.
+    _big("expected", nullable=True),
+    _text("source"),
+    PrimaryKeyConstraint("run_id", "attempt", "rank", "place"),
+    ForeignKeyConstraint(["run_id", "attempt", "rank"], ["ranks.run_id", "ranks.attempt", "ranks.rank"]),
+)
+
+captures = Table(
+    "captures",
+    metadata,
+    _id("run_id"),
+    _int("attempt"),
+    _int("rank"),
+    _big("step"),
+    # From 1; the last one says so.
+    _int("part"),
+    _flag("last_part"),
+    # 0 where the job's settings asked for it.
+    _big("request"),
+    _big("records"),
+    # Collectives of its records.
+    _big("collectives"),
+    _big("dropped_records"),
+    _text("reason"),
+    _big("stored_unix_ns"),
+    Column("body", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("run_id", "attempt", "rank", "step", "part"),
+    ForeignKeyConstraint(["run_id", "attempt", "rank"], ["ranks.run_id", "ranks.attempt", "ranks.rank"]),
+)
+
+capture_requests = Table(
+    "capture_requests",
+    metadata,
+    _id("run_id"),
+    # From 1 in each run; shared by the ranks that were asked together.
+    _big("number"),
+    _int("rank"),
+    _int("attempt"),
+    _int("steps"),
+    _text("asked_by"),
+    _big("asked_unix_ns"),
+    # asked, sent, captured or refused; one that is not answered when its rank ended counts as missed.
+    _text("state"),
+    # Why it was refused.
+    _text("reason"),
+    PrimaryKeyConstraint("run_id", "number", "rank"),
+    ForeignKeyConstraint(["run_id", "attempt", "rank"], ["ranks.run_id", "ranks.attempt", "ranks.rank"]),
 )
 
 rejections = Table(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from sqlalchemy import Connection
 
 from commwatch.service.domain.alerts import Alert, AlertEvent
+from commwatch.service.domain.captures import CapturedStep, CaptureRequest, CaptureSummary
 from commwatch.service.domain.records import Definition, Hello, RankKey
 from commwatch.service.domain.runs import Rank, RankRanges, Run
-from commwatch.service.store import commits, judgements, run_reads, streams
-from commwatch.service.store.contract import Baseline, StreamWrite
+from commwatch.service.store import captures, commits, judgements, run_reads, streams
+from commwatch.service.store.contract import Baseline, OpenRequest, StreamWrite
 from commwatch.service.store.database import Database
 from commwatch.service.store.definitions import read_definitions
 from commwatch.service.store.projects import project_id
@@ -101,6 +102,41 @@ class SqlStore:
         """See ``contract.Store``."""
         wanted = set(hashes)
         return self._of_project(project, {}, lambda connection, id_: read_definitions(connection, id_, wanted))
+
+    def captures(self, run_id: str) -> list[CaptureSummary]:
+        """See ``contract.Store``."""
+        with self._database.reading() as connection:
+            return captures.read_summaries(connection, run_id)
+
+    def capture(self, run_id: str, rank: int, step: int) -> CapturedStep | None:
+        """See ``contract.Store``."""
+        with self._database.reading() as connection:
+            return captures.read_capture(connection, run_id, rank, step)
+
+    def stored_parts(self, key: RankKey) -> dict[int, dict[int, int]]:
+        """See ``contract.Store``."""
+        with self._database.reading() as connection:
+            return captures.stored_parts(connection, key)
+
+    def ask_captures(self, run_id: str, ranks: Collection[int], steps: int, author: str, now_unix_ns: int) -> int:
+        """See ``contract.Store``."""
+        with self._database.writing() as connection:
+            return captures.ask(self._database, connection, run_id, ranks, steps, author, now_unix_ns)
+
+    def capture_requests(self, run_id: str) -> list[CaptureRequest]:
+        """See ``contract.Store``."""
+        with self._database.reading() as connection:
+            return captures.read_requests(connection, run_id)
+
+    def open_requests(self, run_ids: Collection[str]) -> list[OpenRequest]:
+        """See ``contract.Store``."""
+        with self._database.reading() as connection:
+            return captures.read_open(connection, run_ids)
+
+    def mark_sent(self, requests: Sequence[OpenRequest]) -> None:
+        """See ``contract.Store``."""
+        with self._database.writing() as connection:
+            captures.mark_sent(self._database, connection, requests)
 
     def first_parents(self, project: str, sha: str, limit: int = 1000) -> list[str]:
         """See ``contract.Store``."""

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, select, tuple_, update
 
-from commwatch.service.domain.records import Facts, Frame, Hello, Progress, RankKey, StepRange
+from commwatch.service.domain.captures import Capture
+from commwatch.service.domain.records import Completeness, Facts, Frame, Hello, Progress, RankKey, StepRange
 from commwatch.service.store import codec
+from commwatch.service.store.captures import CaptureWrites
 from commwatch.service.store.commits import write_chain
+from commwatch.service.store.completeness import CompletenessWrites
 from commwatch.service.store.contract import RejectedFrame, StreamWrite
 from commwatch.service.store.database import Database, insert_sql
 from commwatch.service.store.definitions import write_definitions
@@ -40,7 +43,8 @@ _RANK_AT_HELLO = (
 _INSERT_RANK = insert_sql(ranks, *_RANK_AT_HELLO)
 _UPDATE_RANK = (
     "UPDATE ranks SET state = ?, detail = ?, acked_frame = ?, steps = ?, calls = ?, dropped_calls = ?,"
-    " dropped_steps = ?, drop_reason = ?, rejected_frames = ?, last_seen_unix_ns = ?"
+    " dropped_steps = ?, drop_reason = ?, rejected_frames = ?, expected_calls = ?, unverified_calls = ?,"
+    " unattributed_calls = ?, recording_ns = ?, elapsed_ns = ?, last_seen_unix_ns = ?"
     " WHERE run_id = ? AND attempt = ? AND rank = ?"
 )
 _UPDATE_FACTS = (
@@ -62,6 +66,8 @@ _GROW_RANGE = (
     " steps = CASE WHEN ? > steps THEN ? ELSE steps END"
     " WHERE run_id = ? AND attempt = ? AND rank = ? AND number = ? AND NOT unfinished"
 )
+# Null until an agent that knows them reported one.
+_LATER_COUNTERS = ("expected_calls", "unverified_calls", "unattributed_calls", "recording_ns", "elapsed_ns")
 _INSERT_RUN = insert_sql(runs)
 _INSERT_REJECTION = insert_sql(rejections)
 _TOUCH_RUN = "UPDATE runs SET last_seen_unix_ns = ? WHERE id = ? AND last_seen_unix_ns < ?"
@@ -137,6 +143,11 @@ class _RankRow:
     dropped_steps: int
     drop_reason: str
     rejected_frames: int
+    expected_calls: int | None
+    unverified_calls: int | None
+    unattributed_calls: int | None
+    recording_ns: int | None
+    elapsed_ns: int | None
 
     @classmethod
     def of(cls, values: RowMapping) -> _RankRow:
@@ -147,7 +158,17 @@ class _RankRow:
     def update_row(self, now_unix_ns: int) -> tuple[object, ...]:
         """Parameters of ``_UPDATE_RANK``."""
         counters = (self.steps, self.calls, self.dropped_calls, self.dropped_steps, self.drop_reason)
-        return (self.state, self.detail, self.acked_frame, *counters, self.rejected_frames, now_unix_ns, *self.key)
+        later = [getattr(self, name) for name in _LATER_COUNTERS]
+        return (
+            self.state,
+            self.detail,
+            self.acked_frame,
+            *counters,
+            self.rejected_frames,
+            *later,
+            now_unix_ns,
+            *self.key,
+        )
 
     def advance(self, progress: Progress) -> None:
         """Take the counters, which never go backwards."""
@@ -156,6 +177,10 @@ class _RankRow:
         self.dropped_calls = max(self.dropped_calls, progress.dropped_calls)
         self.dropped_steps = max(self.dropped_steps, progress.dropped_steps)
         self.drop_reason = progress.reason or self.drop_reason
+        for name in _LATER_COUNTERS:
+            known, told = getattr(self, name), getattr(progress, name)
+            if told is not None:
+                setattr(self, name, told if known is None else max(known, told))
 
 
 class _Batch:
@@ -169,6 +194,8 @@ class _Batch:
         self._ranges: list[tuple[object, ...]] = []
         self._growths: list[tuple[object, ...]] = []
         self._rejections: list[tuple[object, ...]] = []
+        self._completeness = CompletenessWrites()
+        self._captures = CaptureWrites(now_unix_ns)
 
     def add(self, write: StreamWrite, row: _RankRow) -> bool:
         """Apply one write to its rank's row. Returns whether the rank's state changed."""
@@ -201,6 +228,10 @@ class _Batch:
             facts = frame.content
             kinds = (facts.device_type, facts.backend, facts.compile_mode, facts.modules_hash)
             self._facts.append((codec.encode_mesh(facts.mesh), *kinds, *row.key))
+        elif isinstance(frame.content, Completeness):
+            self._completeness.add(row.key, frame.content)
+        elif isinstance(frame.content, Capture):
+            self._captures.add(row.key, frame.content)
         else:
             self._ranges.append(_range_row(frame.content, row))
 
@@ -209,6 +240,8 @@ class _Batch:
         self._database.many(self._connection, _UPSERT_RANGE, self._ranges)
         self._database.many(self._connection, _UPDATE_FACTS, self._facts)
         self._database.many(self._connection, _INSERT_REJECTION, self._rejections)
+        self._completeness.write(self._database, self._connection)
+        self._captures.write(self._database, self._connection)
         self._database.many(self._connection, _GROW_RANGE, self._growths)
         self._database.many(self._connection, _UPDATE_RANK, [row.update_row(self._now) for row in rows])
         runs_seen = sorted({row.key[0] for row in rows})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -10,6 +11,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from commwatch import migrations
+from commwatch.service.store.contract import SchemaError
+from commwatch.service.store.opening import open_store
 from commwatch.service.store.schema import metadata
 
 
@@ -36,8 +39,40 @@ def test_the_schema_is_valid_for_postgresql_and_can_be_distributed_by_run() -> N
         assert f"CREATE TABLE {table.name}" in str(CreateTable(table).compile(dialect=dialect))
         for index in table.indexes:
             assert "CREATE" in str(CreateIndex(index).compile(dialect=dialect))
-    for name in ("ranks", "step_ranges", "rejections"):
+    by_run = ("ranks", "step_ranges", "rejections", "completeness", "completeness_groups", "captures")
+    for name in (*by_run, "capture_requests"):
         assert next(iter(metadata.tables[name].primary_key.columns)).name == "run_id"
+
+
+def test_a_database_of_the_first_schema_is_upgraded_with_what_it_holds(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'old.db'}"
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        command.upgrade(migrations.configuration(connection), "0001")
+        for statement in (
+            "INSERT INTO projects VALUES ('p', 'default')",
+            "INSERT INTO workloads VALUES ('w', 'p', 'train')",
+            "INSERT INTO runs VALUES"
+            " ('r', 'p', 'w', 'abc', 'main', 0, 'train.py', 'complete', 0, 1, 1, 1700000000, 1700000001, 1700000001)",
+            "INSERT INTO ranks VALUES ('r', 0, 0, 'host0', 1000, '2.13.0', '0.1.0', 'clean', '', 2, 10, 30, 0, 0, '',"
+            " 0, NULL, NULL, NULL, NULL, NULL, 1700000000, 1700000001)",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+    with pytest.raises(SchemaError, match=r"has schema 0001, this release needs 0002"):
+        open_store(url, migrate=False)
+    store = open_store(url, migrate=True)
+    (rank,) = store.ranks("r")
+    assert (rank.steps, rank.calls, rank.expected_calls, rank.elapsed_ns, rank.completeness) == (
+        10,
+        30,
+        None,
+        None,
+        None,
+    )
+    assert store.captures("r") == []
+    assert store.ask_captures("r", [0], 1, "Ada", 1700000002) == 1
+    store.close()
 
 
 def test_downgrade_leaves_an_empty_database(tmp_path: Path) -> None:
@@ -51,7 +86,7 @@ def test_downgrade_leaves_an_empty_database(tmp_path: Path) -> None:
 
 
 def test_a_revision_never_imports_the_models() -> None:
-    revisions = list((Path(migrations.__file__).parent / "versions").glob("*.py"))
-    assert [path.name for path in revisions] == ["0001_first_schema.py"]
+    revisions = sorted((Path(migrations.__file__).parent / "versions").glob("*.py"))
+    assert [path.name for path in revisions] == ["0001_first_schema.py", "0002_captures_and_completeness.py"]
     for path in revisions:
         assert "commwatch" not in path.read_text()
