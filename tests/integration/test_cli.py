@@ -232,11 +232,13 @@ def test_show_lists_every_site_and_what_was_left_out(regressed: Store, run: Run)
         "workload    train of project default, script train.py\n"
         "state       complete: 4 of 4 ranks reported, 11 steps, 0 calls\n"
         "environment torch 2.13.0+cpu, gloo on cpu, 4 ranks, mesh dp=2 x tp=2, eager\n"
+        "recorded    completeness not reported\n"
+        "agent       own cost not reported\n"
         "steady step 32 calls, 32.8 kB payload over all ranks; seen 10 times\n"
         "left out    ranks 0-3: 1 step before the steady pattern\n"
         "\n"
-        "phase   kind       group calls per rank payload module and cause\n"
-        "forward all_reduce tp(2)    32        8 32.8 kB layers.*.wo (x4)\n"
+        "site     phase   kind       group calls per rank payload module and cause\n"
+        "154db8e1 forward all_reduce tp(2)    32        8 32.8 kB layers.*.wo (x4)\n"
     )
 
 

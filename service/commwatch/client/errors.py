@@ -34,4 +34,7 @@ class RefusedError(_AnsweredError):
 
 
 class NotFoundError(_AnsweredError):
-    """Nothing has that name. ``code`` is ``unknown_ref`` or ``no_run``; ``matches`` are the nearest names."""
+    """Nothing has that name. ``matches`` are the nearest names.
+
+    ``code`` is ``unknown_ref``, ``no_run``, ``unknown_site`` or ``unknown_capture``.
+    """

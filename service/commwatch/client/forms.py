@@ -110,6 +110,12 @@ class Rank(TypedDict):
     rejected_frames: int
     acked_frame: int
     last_seen_unix_ns: int
+    expected_calls: int | None
+    unverified_calls: int | None
+    unattributed_calls: int | None
+    recording_ns: int | None
+    elapsed_ns: int | None
+    completeness: RankCompleteness | None
 
 
 class Group(TypedDict):
@@ -118,6 +124,81 @@ class Group(TypedDict):
     name: str
     size: int
     stride: int
+
+
+class GroupCompleteness(TypedDict):
+    """Calls of one group of one rank."""
+
+    group: Group
+    recorded: int
+    expected: int | None
+    source: str | None
+
+
+class RankCompleteness(TypedDict):
+    """What one rank recorded against what a second source counted."""
+
+    step: int
+    unattributed: int
+    unequal_steps: int
+    first_unequal_step: int | None
+    groups: list[GroupCompleteness]
+
+
+class Unverified(TypedDict):
+    """Recorded calls of a group without a second source."""
+
+    group: Group
+    recorded: int
+
+
+class GroupDifference(TypedDict):
+    """A group of one rank whose recorded calls are not the expected ones."""
+
+    rank: int
+    group: Group
+    recorded: int
+    expected: int
+
+
+class UnequalSteps(TypedDict):
+    """Steps of one rank at whose end a difference had changed."""
+
+    rank: int
+    steps: int
+    first_step: int
+
+
+class Completeness(TypedDict):
+    """The same over the ranks of a run."""
+
+    ranks: list[int]
+    silent_ranks: list[int]
+    recorded: int
+    expected: int
+    unattributed: int
+    unverified: list[Unverified]
+    different: list[GroupDifference]
+    unequal: list[UnequalSteps]
+
+
+class Cost(TypedDict):
+    """What recording took."""
+
+    ranks: int
+    steps: int
+    recording_ns: int
+    elapsed_ns: int
+    ns_per_step: Fraction
+    part_of_step: Fraction
+    text: str
+
+
+class CapturedAt(TypedDict):
+    """A step, and the ranks that captured it."""
+
+    step: int
+    ranks: list[int]
 
 
 class Cause(TypedDict):
@@ -238,6 +319,159 @@ class Report(TypedDict):
     reasons: list[Reason]
     compared: Compared | None
     alerts: list[Alert]
+    completeness: Completeness | None
+    cost: Cost | None
+    captured: list[CapturedAt]
+
+
+class CaptureSummary(TypedDict):
+    """What is stored of one captured step of one rank."""
+
+    rank: int
+    step: int
+    parts: int
+    whole: bool
+    request: int | None
+    records: int
+    collectives: int
+    dropped_records: int
+    reason: str
+    stored_unix_ns: int
+
+
+class CaptureRequest(TypedDict):
+    """What one rank was asked to capture, and what became of it."""
+
+    number: int
+    attempt: int
+    rank: int
+    steps: int
+    asked_by: str
+    asked_unix_ns: int
+    state: Literal["asked", "sent", "captured", "refused", "missed"]
+    reason: str
+    captured_steps: list[int]
+
+
+class Captures(TypedDict):
+    """What was captured of a run, and what was asked for."""
+
+    version: int
+    run: Run
+    captures: list[CaptureSummary]
+    requests: list[CaptureRequest]
+
+
+class CaptureRequests(TypedDict):
+    """What was asked for just now."""
+
+    version: int
+    run: Run
+    requests: list[CaptureRequest]
+
+
+class CapturedTensor(TypedDict):
+    """A tensor without its values."""
+
+    type: str
+    dtype: str
+    shape: list[int]
+    placements: str
+    mesh: list[int]
+    id: int | None
+
+
+class CapturedValue(TypedDict, total=False):
+    """An argument or output: ``name``, and one of the others."""
+
+    name: str
+    tensor: CapturedTensor
+    text: str
+    list: list[CapturedValue]
+
+
+class CapturedRedistribute(TypedDict):
+    """A redistribute, or the decision to make one."""
+
+    argument: int | None
+    src: str
+    dst: str
+    trace: str
+    implicit: bool
+
+
+class CapturedCollective(TypedDict):
+    """A collective that a record issued."""
+
+    kind: str
+    group: Group
+    phase: str
+    module: str
+
+
+class CapturedCall(TypedDict):
+    """One distinct record without its place."""
+
+    kind: str
+    name: str
+    arguments: list[CapturedValue]
+    outputs: list[CapturedValue]
+    redistribute: CapturedRedistribute | None
+    collectives: list[CapturedCollective]
+
+
+class CapturedRecord(TypedDict):
+    """One node of the tree."""
+
+    depth: int
+    call: int
+    line: int | None
+    position: int | None
+    output_hash: str | None
+
+
+class Capture(TypedDict):
+    """One captured step of one rank."""
+
+    version: int
+    run: Run
+    capture: CaptureSummary
+    calls: list[CapturedCall]
+    lines: list[Line]
+    records: list[CapturedRecord]
+
+
+class Link(TypedDict):
+    """One link of the chain behind a site."""
+
+    link: Literal["line", "module", "op", "redistribute", "collective", "step"]
+    text: str
+
+
+class PathRecord(TypedDict):
+    """One record of a path."""
+
+    depth: int
+    text: str
+
+
+class Path(TypedDict):
+    """Where a capture shows the first call of a site."""
+
+    rank: int
+    step: int
+    records: list[PathRecord]
+
+
+class Explanation(TypedDict):
+    """Why the calls of one site are there."""
+
+    version: int
+    run: Run
+    site: SteadySite
+    chain: list[Link]
+    remedy: str | None
+    path: Path | None
 
 
 class ScaledSite(Site):

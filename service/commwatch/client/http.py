@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import cast
 from urllib.parse import quote, urlsplit
@@ -102,10 +103,33 @@ class Client:
         found = self._ask("POST", path, {"workload": workload}, {"reason": reason, "author": author})
         return cast(forms.Acceptance, found)
 
+    def explain(self, ref: str, site: str, *, workload: str | None = None) -> forms.Explanation:
+        """Why the calls of one site of a run are there. ``site`` is the start of its id, or ``[kind:]module``."""
+        return cast(forms.Explanation, self._get("explain", {"run": ref, "site": site, "workload": workload}))
+
+    def captures(self, ref: str, *, workload: str | None = None) -> forms.Captures:
+        """What was captured of a run, and what was asked for."""
+        return cast(forms.Captures, self._get(f"runs/{quote(ref)}/captures", {"workload": workload}))
+
+    def capture(self, ref: str, rank: int, step: int, *, workload: str | None = None) -> forms.Capture:
+        """One captured step of one rank."""
+        path = f"runs/{quote(ref)}/captures/{rank}/{step}"
+        return cast(forms.Capture, self._get(path, {"workload": workload}))
+
+    def ask_captures(
+        self, ref: str, ranks: Sequence[int], steps: int, author: str, *, workload: str | None = None
+    ) -> forms.CaptureRequests:
+        """Ask ranks of a running run to capture their next ``steps`` steps. Answers at once."""
+        body = {"ranks": list(ranks), "steps": steps, "author": author}
+        found = self._ask("POST", f"runs/{quote(ref)}/captures", {"workload": workload}, body)
+        return cast(forms.CaptureRequests, found)
+
     def _get(self, path: str, parameters: _Parameters) -> dict[str, object]:
         return self._ask("GET", path, parameters, None)
 
-    def _ask(self, method: str, path: str, parameters: _Parameters, body: dict[str, str] | None) -> dict[str, object]:
+    def _ask(
+        self, method: str, path: str, parameters: _Parameters, body: Mapping[str, object] | None
+    ) -> dict[str, object]:
         given = {name: value for name, value in parameters.items() if value is not None}
         try:
             response = self._http.request(

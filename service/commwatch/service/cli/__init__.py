@@ -22,7 +22,9 @@ AGENT_COMMANDS = {
 SERVICE_COMMANDS = {
     "serve": "Take what ranks report, and answer questions about it.",
     "runs": "List runs, newest first.",
-    "show": "Say what one run did.",
+    "show": "Say what one run did, or print a captured step.",
+    "explain": "Print the chain of causes behind a call.",
+    "capture": "Ask ranks of a running run to record steps op by op.",
     "compare": "Say how two runs differ.",
     "alerts": "List unexpected changes.",
     "accept": "Make a run the baseline, with a reason.",

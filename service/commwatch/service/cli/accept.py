@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
-
 import click
 
 from commwatch.client import forms
 from commwatch.service.cli import printing
-from commwatch.service.cli.asking import EXIT_SAME, Asking, asks_service, git_user, with_git
+from commwatch.service.cli.asking import EXIT_SAME, Asking, asker, asks_service, with_git
 
 
 @click.command()
@@ -19,17 +17,10 @@ from commwatch.service.cli.asking import EXIT_SAME, Asking, asks_service, git_us
 @asks_service
 def accept(asking: Asking, run: str, reason: str, author: str | None, workload: str | None) -> int:
     """Make RUN the baseline of its workload from its commit on; the open alerts it shows become accepted."""
-    who = author or git_user() or _login()
+    who = author or asker()
     found = with_git([run], lambda ref: asking.client.accept(ref, reason, who, workload=workload))
     asking.answer(found, lambda: _print(found))
     return EXIT_SAME
-
-
-def _login() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError) as error:
-        raise click.UsageError("Nobody is known to accept the run: name yourself with --author NAME.") from error
 
 
 def _print(found: forms.Acceptance) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -89,6 +90,14 @@ def commit_of(ref: str) -> str | None:
 def git_user() -> str | None:
     """``user.name`` of git, if it is set."""
     return _git(["git", "config", "--get", "user.name"])
+
+
+def asker() -> str:
+    """Who asks: git's user.name, else the login. Raises click.UsageError when neither is known."""
+    try:
+        return git_user() or getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise click.UsageError("Nobody is known to ask: name yourself with --author NAME.") from error
 
 
 def _git(command: list[str]) -> str | None:

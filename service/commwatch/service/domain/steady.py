@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from commwatch.service.domain.completeness import differences, group_in_words
 from commwatch.service.domain.records import Definition, Pattern, StepRange
 from commwatch.service.domain.runs import Rank, RankRanges, Run
 
@@ -98,10 +99,11 @@ def choose(
 ) -> Choice | NotSteady:
     """Choose for each rank the pattern with the most steps, at least ``MIN_STEADY_STEPS``; of equals, the latest.
 
-    Every rank of the run must have one, it must be ordered, and no record of a call of it may have been dropped:
-    otherwise no number of the run would be exact.
+    Every rank of the run must have one, it must be ordered, no record of a call of it may have been dropped, and where
+    a second source counts calls, it must have counted those that were recorded: otherwise no number of the run would
+    be exact.
     """
-    reasons = [*_absent(run, ranks, ranges), *_dropped(ranks)]
+    reasons = [*_absent(run, ranks, ranges), *_dropped(ranks), *_incomplete(ranks)]
     chosen: list[RankSteady] = []
     short: dict[str, list[int]] = {}
     for rank in ranges:
@@ -112,8 +114,8 @@ def choose(
             short.setdefault(found, []).append(rank.rank)
     reasons += [Reason(_CODES[text], f"{ranks_in_words(numbers)} {text}.") for text, numbers in short.items()]
     if reasons:
-        dropped = any(reason.code == "dropped_calls" for reason in reasons)
-        return NotSteady(tuple(reasons), passing=run.state == "running" and not dropped)
+        inexact = any(reason.code in _INEXACT for reason in reasons)
+        return NotSteady(tuple(reasons), passing=run.state == "running" and not inexact)
     return Choice(tuple(chosen), _left_out(ranks, ranges, chosen, definitions))
 
 
@@ -136,6 +138,7 @@ def ranks_in_words(numbers: Iterable[int]) -> str:
 _FEW = f"ran no pattern for {MIN_STEADY_STEPS} steps"
 _UNSTABLE = "ran too many different patterns to have a steady one"
 _UNKNOWN = "ran a pattern whose definition has not arrived"
+_INEXACT = ("dropped_calls", "incomplete_recording")
 _CODES = {_FEW: "no_steady_pattern", _UNSTABLE: "unstable", _UNKNOWN: "unknown_definition"}
 
 
@@ -155,6 +158,18 @@ def _dropped(ranks: Sequence[Rank]) -> list[Reason]:
         return []
     calls = sum(rank.dropped_calls for rank in ranks if not rank.dropped_steps)
     return [Reason("dropped_calls", f"{ranks_in_words(numbers)} dropped the records of {calls} calls.")]
+
+
+def _incomplete(ranks: Sequence[Rank]) -> list[Reason]:
+    """The first difference in full, and how many more there are."""
+    found = differences(ranks)
+    if not found:
+        return []
+    first, others = found[0], len(found) - 1
+    more = f" (and {others} more such group{'' if others == 1 else 's'} of ranks)" if others else ""
+    counts = f"{first.recorded} collectives on {group_in_words(first.group)}, where {first.expected} were expected"
+    text = f"Rank {first.rank} recorded {counts}{more}."
+    return [Reason("incomplete_recording", text)]
 
 
 def _choose_rank(rank: RankRanges, definitions: Mapping[str, Definition]) -> RankSteady | str:

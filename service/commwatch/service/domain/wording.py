@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from commwatch.service.domain.changes import Change
+from commwatch.service.domain.completeness import RecordingCost
 from commwatch.service.domain.policy import PayloadGrowth
 from commwatch.service.domain.records import Cause
 from commwatch.service.domain.runs import Run
@@ -68,6 +69,17 @@ def short_id(run_id: str) -> str:
     return run_id[:13]
 
 
+def short_site(site_hash: str) -> str:
+    """The first 8 characters of a site's hash: enough to name it in one run."""
+    return site_hash[:8]
+
+
+def cost_in_words(cost: RecordingCost) -> str:
+    """``0.21 ms a step, 1.2 % of the step``."""
+    percent = Fraction(round(100 * cost.part_of_step, 1))
+    return f"{_two_digits(cost.ns_per_step / 1_000_000)} ms a step, {_decimal(percent)} % of the step"
+
+
 def run_in_words(run: Run) -> str:
     """``run 0192f3a1-b2c3 at 4be1c9d2 (main), dirty tree``."""
     at = f" at {run.commit_sha[:8]}" if run.commit_sha else " at an unknown commit"
@@ -129,6 +141,12 @@ def _percent(delta: int, base: int) -> str:
         return ""
     percent = round(Fraction(100 * delta, base), 1)
     return f" ({'+' if percent >= 0 else '-'}{_decimal(abs(percent))} %)"
+
+
+def _two_digits(value: Fraction) -> str:
+    """A non-negative number with two significant digits at least, and at most three decimal places."""
+    places = 1 if value >= 10 else 2 if value >= Fraction(1, 10) else 3
+    return f"{float(round(value, places)):.{places}f}"
 
 
 def _decimal(value: Fraction) -> str:

@@ -21,6 +21,7 @@ class RunReport:
     """All there is to say about one run.
 
     ``compared`` is (base run, verdict, reason) of its newest comparison; ``alerts`` come with their history.
+    ``captured`` are the ranks that captured a step, by step.
     """
 
     run: Run
@@ -28,6 +29,7 @@ class RunReport:
     steady: SteadyRun | NotSteady
     compared: tuple[str | None, str, str] | None
     alerts: tuple[tuple[Alert, tuple[AlertEvent, ...]], ...]
+    captured: dict[int, tuple[int, ...]]
 
 
 def load_steady(store: Store, run: Run) -> SteadyRun | NotSteady:
@@ -53,7 +55,15 @@ def show(store: Store, run_id: str) -> RunReport:
         steady=load_steady(store, run),
         compared=store.compared(run_id),
         alerts=tuple((alert, tuple(store.alert_events(alert.id))) for alert in store.alerts(run_id=run_id)),
+        captured=_captured(store, run_id),
     )
+
+
+def _captured(store: Store, run_id: str) -> dict[int, tuple[int, ...]]:
+    by_step: dict[int, tuple[int, ...]] = {}
+    for summary in store.captures(run_id):
+        by_step[summary.step] = (*by_step.get(summary.step, ()), summary.rank)
+    return by_step
 
 
 class StepCounts:

@@ -1,4 +1,4 @@
-"""``/api/v1``: runs, comparisons, the gate, alerts, and accepting."""
+"""``/api/v1``: runs, comparisons, the gate, alerts, and accepting. Captures stand beside it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from commwatch.service.domain.forms.alerts import alert_to_json
 from commwatch.service.domain.forms.numbers import VERSION, Form
 from commwatch.service.domain.forms.runs import run_to_json
 from commwatch.service.store.contract import Store
+from commwatch.service.web.captures import add_captures
 from commwatch.service.web.forms import DEFAULT_PROJECT, gate_form, report_form, verdict_form
+from commwatch.service.web.parameters import Name, OptionalName
 
 MAX_RUNS = 200
 MAX_OFFSET = 100_000
 MAX_ALERTS = 500
 
-Name = Annotated[str, Query(min_length=1, max_length=255)]
-OptionalName = Annotated[str | None, Query(min_length=1, max_length=255)]
 RunState = Literal["running", "complete", "lost"]
 AlertState = Literal["open", "accepted", "resolved"]
 
@@ -37,6 +37,7 @@ class Acceptance(BaseModel):
 def router(store: Store, clock: Callable[[], int]) -> APIRouter:
     """The routes over a store. Every answer is a form of ``docs/json.md``."""
     routes = APIRouter(prefix="/api/v1")
+    add_captures(routes, store, clock)
     _add_reads(routes, store)
     _add_comparisons(routes, store)
 

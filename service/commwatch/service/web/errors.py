@@ -10,12 +10,23 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from commwatch.service import verdicts
-from commwatch.service.store.contract import StoreUnavailableError
+from commwatch.service.store.contract import RequestRefusedError, StoreUnavailableError
+
+# The most special first.
+_REF_ERRORS: tuple[tuple[type[verdicts.RefError], tuple[int, str]], ...] = (
+    (verdicts.AmbiguousSiteError, (422, "ambiguous_site")),
+    (verdicts.AmbiguousRefError, (422, "ambiguous_ref")),
+    (verdicts.UnknownSiteError, (404, "unknown_site")),
+    (verdicts.UnknownCaptureError, (404, "unknown_capture")),
+    (verdicts.NoRunError, (404, "no_run")),
+    (verdicts.RefError, (404, "unknown_ref")),
+)
 
 
 def install(app: FastAPI) -> None:
     """Answer every error in the one form."""
     app.add_exception_handler(verdicts.RefError, _ref_error)
+    app.add_exception_handler(RequestRefusedError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreUnavailableError, _unavailable)
     app.add_exception_handler(HTTPException, _http_error)
@@ -30,10 +41,12 @@ def error_response(
 
 def _ref_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, verdicts.RefError)
-    if isinstance(error, verdicts.AmbiguousRefError):
-        return error_response(422, "ambiguous_ref", error.message, error.matches, error.ref)
-    code = "no_run" if isinstance(error, verdicts.NoRunError) else "unknown_ref"
-    return error_response(404, code, error.message, error.matches, error.ref)
+    status, code = next(found for kind, found in _REF_ERRORS if isinstance(error, kind))
+    return error_response(status, code, error.message, error.matches, error.ref)
+
+
+def _refused(_request: Request, error: Exception) -> JSONResponse:
+    return error_response(422, "capture_refused", str(error))
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from commwatch.service.domain.captures import CapturedStep, CaptureRequest, CaptureSummary
+from commwatch.service.domain.completeness import completeness_of, cost_of
 from commwatch.service.domain.forms.alerts import alert_to_json
+from commwatch.service.domain.forms.captures import captured_step_to_json, request_to_json, summary_to_json
 from commwatch.service.domain.forms.comparisons import change_to_json, payload_to_json, scaled_to_json
+from commwatch.service.domain.forms.explanations import chain_to_json, path_to_json
 from commwatch.service.domain.forms.numbers import VERSION, Form, reason_to_json
-from commwatch.service.domain.forms.runs import left_out_to_json, rank_to_json, run_to_json, steady_to_json
+from commwatch.service.domain.forms.runs import (
+    completeness_to_json,
+    cost_to_json,
+    left_out_to_json,
+    rank_to_json,
+    run_to_json,
+    steady_site_to_json,
+    steady_to_json,
+)
 from commwatch.service.domain.runs import Run
 from commwatch.service.domain.steady import NotSteady
 from commwatch.service.domain.wording import short_id
-from commwatch.service.verdicts import RunReport, Verdict
+from commwatch.service.verdicts import Explanation, RunReport, Verdict
 
 DEFAULT_PROJECT = "default"
 GATE_EXIT_CODES = {"same": 0, "changed": 0, "regression": 1, "no_verdict": 3}
@@ -31,7 +45,42 @@ def report_form(report: RunReport) -> Form:
         "reasons": [reason_to_json(reason) for reason in reasons],
         "compared": compared,
         "alerts": [alert_to_json(alert, events) for alert, events in report.alerts],
+        "completeness": completeness_to_json(completeness_of(report.ranks)),
+        "cost": cost_to_json(cost_of(report.ranks)),
+        "captured": [{"step": step, "ranks": list(ranks)} for step, ranks in report.captured.items()],
     }
+
+
+def explanation_form(found: Explanation) -> Form:
+    """Why the calls of one site are there."""
+    return {
+        "version": VERSION,
+        "run": run_to_json(found.run),
+        "site": steady_site_to_json(found.site),
+        "chain": chain_to_json(found.chain),
+        "remedy": found.remedy or None,
+        "path": path_to_json(found.path),
+    }
+
+
+def captures_form(run: Run, summaries: Iterable[CaptureSummary], requests: Iterable[CaptureRequest]) -> Form:
+    """What was captured of a run, and what was asked for."""
+    return {
+        "version": VERSION,
+        "run": run_to_json(run),
+        "captures": [summary_to_json(summary) for summary in summaries],
+        "requests": [request_to_json(request) for request in requests],
+    }
+
+
+def captured_step_form(run: Run, captured: CapturedStep) -> Form:
+    """One captured step."""
+    return {"version": VERSION, "run": run_to_json(run), **captured_step_to_json(captured)}
+
+
+def requests_form(run: Run, requests: Iterable[CaptureRequest]) -> Form:
+    """What was asked for just now."""
+    return {"version": VERSION, "run": run_to_json(run), "requests": [request_to_json(found) for found in requests]}
 
 
 def verdict_form(verdict: Verdict) -> Form:

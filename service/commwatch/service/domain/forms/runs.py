@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from commwatch.service.domain.forms.numbers import Form, bytes_to_json
-from commwatch.service.domain.records import Cause, Group, Line
+from commwatch.service.domain.completeness import RecordingCost, RunCompleteness
+from commwatch.service.domain.forms.numbers import Form, bytes_to_json, fraction_to_json
+from commwatch.service.domain.records import Cause, Completeness, Group, Line
 from commwatch.service.domain.runs import Environment, Rank, Run
 from commwatch.service.domain.sites import Site
 from commwatch.service.domain.steady import LeftOut
 from commwatch.service.domain.steady_run import SteadyRun, SteadySite
-from commwatch.service.domain.wording import short_id
+from commwatch.service.domain.wording import cost_in_words, short_id
 
 
 def run_to_json(run: Run) -> Form:
@@ -61,7 +62,69 @@ def rank_to_json(rank: Rank) -> Form:
     """One rank of the newest attempt."""
     names = ("rank", "hostname", "pid", "state", "detail", "steps", "calls", "stored_steps")
     more = ("dropped_calls", "dropped_steps", "rejected_frames", "acked_frame", "last_seen_unix_ns")
-    return {name: getattr(rank, name) for name in names + more}
+    later = ("expected_calls", "unverified_calls", "unattributed_calls", "recording_ns", "elapsed_ns")
+    counters = {name: getattr(rank, name) for name in names + more + later}
+    return {**counters, "completeness": rank_completeness_to_json(rank.completeness)}
+
+
+def rank_completeness_to_json(found: Completeness | None) -> Form | None:
+    """What one rank recorded against what a second source counted; None when it never said."""
+    if found is None:
+        return None
+    return {
+        "step": found.step,
+        "unattributed": found.unattributed,
+        "unequal_steps": found.unequal_steps,
+        "first_unequal_step": found.first_unequal_step or None,
+        "groups": [
+            {
+                "group": group_to_json(item.group),
+                "recorded": item.recorded,
+                "expected": item.expected,
+                "source": item.source or None,
+            }
+            for item in found.groups
+        ],
+    }
+
+
+def completeness_to_json(found: RunCompleteness | None) -> Form | None:
+    """The same over the ranks of a run."""
+    if found is None:
+        return None
+    return {
+        "ranks": list(found.ranks),
+        "silent_ranks": list(found.silent),
+        "recorded": found.recorded,
+        "expected": found.expected,
+        "unattributed": found.unattributed,
+        "unverified": [{"group": group_to_json(item.group), "recorded": item.recorded} for item in found.unverified],
+        "different": [
+            {
+                "rank": item.rank,
+                "group": group_to_json(item.group),
+                "recorded": item.recorded,
+                "expected": item.expected,
+            }
+            for item in found.different
+        ],
+        "unequal": [{"rank": item.rank, "steps": item.steps, "first_step": item.first_step} for item in found.unequal],
+    }
+
+
+def cost_to_json(cost: RecordingCost | None) -> Form | None:
+    """What recording took."""
+    if cost is None:
+        return None
+    return {
+        "ranks": cost.ranks,
+        "steps": cost.steps,
+        "recording_ns": cost.recording_ns,
+        "elapsed_ns": cost.elapsed_ns,
+        "ns_per_step": fraction_to_json(cost.ns_per_step),
+        "part_of_step": fraction_to_json(cost.part_of_step),
+        "text": cost_in_words(cost),
+    }
 
 
 def steady_to_json(steady: SteadyRun) -> Form:
