@@ -43,7 +43,7 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     """Counts the collectives of a block, by op and by module, and lists the ops of each module.
 
     A drop-in for ``torch.distributed.tensor.debug.CommDebugMode``: same attributes, methods, keys and texts. Entering
-    it again starts anew.
+    it again starts anew; inside itself it goes on.
 
     An op that is dispatched on the entering thread is counted as torch does: a functional collective under its
     ``torch.ops.c10d_functional`` packet, a plain one under its ``torch.ops.c10d`` packet. Every collective that reaches
@@ -95,22 +95,30 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         if self._depth == 0:
             self._clear()
             self.advanced_module_tracker.clear()
-            self.advanced_module_tracker.install()
-            interpose.add(self._see)
+            try:
+                self.advanced_module_tracker.install()
+                interpose.add(self._see)
+                super().__enter__()  # type: ignore[no-untyped-call]  # torch's base is untyped
+            except BaseException:
+                self._leave()
+                raise
         self._depth += 1
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's base is untyped
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         try:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch's base is untyped
         finally:
-            self._depth -= 1
-            if self._depth == 0:
-                interpose.remove(self._see)
-                self.advanced_module_tracker.remove()
+            self._leave()
+
+    def _leave(self) -> None:
+        interpose.remove(self._see)
+        self.advanced_module_tracker.remove()
 
     def _clear(self) -> None:
         self.comm_counts.clear()
