@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import uuid
 
+from commwatch.service.domain.captures import (
+    Capture,
+    CapturedCall,
+    CapturedCollective,
+    CapturedRecord,
+    CapturedRedistribute,
+    CapturedTensor,
+    CapturedValue,
+)
 from commwatch.service.domain.records import (
     Call,
     CallShapes,
     Cause,
     Commit,
+    Completeness,
     Facts,
     Goodbye,
     Group,
+    GroupCompleteness,
     Hello,
     Line,
     Lines,
@@ -113,3 +124,55 @@ def progress(
 
 def goodbye(ending: str = "clean", detail: str = "", last: Progress | None = None) -> Goodbye:
     return Goodbye(ending, detail, last or progress())
+
+
+TP, SOLO = Group("tp", 2, 1), Group("solo", 1, 0)
+FORWARD = Line("model.py", 12, "forward")
+
+
+def completeness(recorded: int = 3, expected: int = 3, step: int = 1, unattributed: int = 0) -> Completeness:
+    """One group with a second source, and one without."""
+    groups = (GroupCompleteness(TP, recorded, expected, "sequence"), GroupCompleteness(SOLO, 1, None, ""))
+    unequal = recorded != expected
+    return Completeness(step, groups, unattributed, int(unequal), step if unequal else 0)
+
+
+def tensor(type_: str = "t", *shape: int, placements: str = "", mesh: tuple[int, ...] = ()) -> CapturedValue:
+    return CapturedValue("", CapturedTensor(type_, "f32", shape, placements, mesh, 0))
+
+
+def captured_calls() -> tuple[CapturedCall, ...]:
+    """What ``wire_samples.captured_calls`` says."""
+    gather = CapturedCollective("all_gather", TP, "forward", "layers.0.wo")
+    sharded = tensor("dt", 8, 32, placements="S(0)", mesh=(2,))
+    left = tensor("dt", 8, 8, placements="S(0)", mesh=(2,))
+    local, whole = tensor("t", 4, 32), tensor("t", 8, 32)
+    numbers = (CapturedValue("", "2"), CapturedValue("", "0"))
+    return (
+        CapturedCall("module", "layers.0.wo"),
+        CapturedCall("dtensor_op", "aten::mm", (left, sharded), (sharded,)),
+        CapturedCall("redistribute", "", redistribute=CapturedRedistribute(1, "S(0)", "R", "", True)),
+        CapturedCall(
+            "redistribute", "", (local,), redistribute=CapturedRedistribute(None, "S(0)", "R", "S(0)->R", True)
+        ),
+        CapturedCall(
+            "op", "_c10d_functional::all_gather_into_tensor", (local, *numbers), (whole,), collectives=(gather,)
+        ),
+        CapturedCall("op", "aten::t", (whole,), (tensor("t", 32, 8),)),
+    )
+
+
+def captured_records() -> tuple[CapturedRecord, ...]:
+    """Module, op, decision, redistribute, collective; then a trivial op in the op."""
+    above = tuple(CapturedRecord(depth, depth, 0) for depth in range(4))
+    return (*above, CapturedRecord(4, 4, 0, 1), CapturedRecord(2, 5))
+
+
+def capture(
+    step: int = 3, part: int = 1, last_part: bool = True, request: int = 0, dropped: int = 0, reason: str = ""
+) -> Capture:
+    return Capture(step, part, last_part, request, captured_calls(), (FORWARD,), captured_records(), dropped, reason)
+
+
+def refusal(request: int, reason: str) -> Capture:
+    return Capture(0, 1, True, request, (), (), (), 0, reason)

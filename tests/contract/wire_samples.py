@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -86,13 +87,115 @@ def facts(**fields: object) -> records_pb2.Facts:
     return message
 
 
-def frames(*contents: records_pb2.StepRange | records_pb2.Facts, first: int = 1) -> ingest_pb2.FrameBatch:
-    made = [
-        ingest_pb2.Frame(number=number, facts=content)
-        if isinstance(content, records_pb2.Facts)
-        else ingest_pb2.Frame(number=number, range=content)
-        for number, content in enumerate(contents, first)
+def completeness(
+    recorded: int = 3, expected: int = 3, step: int = 1, unattributed: int = 0, **fields: object
+) -> records_pb2.Completeness:
+    """One group with a second source, and one without."""
+    tp, solo = records_pb2.Group(name="tp", size=2, stride=1), records_pb2.Group(name="solo", size=1)
+    message = records_pb2.Completeness(
+        step=step,
+        groups=[
+            records_pb2.GroupCompleteness(group=tp, recorded=recorded, expected=expected, source="sequence"),
+            records_pb2.GroupCompleteness(group=solo, recorded=1),
+        ],
+        unattributed=unattributed,
+    )
+    for name, value in fields.items():
+        setattr(message, name, value)
+    return message
+
+
+def tensor(
+    type_: str = "t", *shape: int, placements: str = "", mesh: tuple[int, ...] = ()
+) -> records_pb2.CapturedValue:
+    found = records_pb2.CapturedTensor(type=type_, dtype="f32", shape=shape, placements=placements, mesh=mesh)
+    return records_pb2.CapturedValue(tensor=found)
+
+
+def captured_calls() -> list[records_pb2.CapturedCall]:
+    """A matmul of two sharded DTensors in a module: see ``captured_records``."""
+    group = records_pb2.Group(name="tp", size=2, stride=1)
+    gather = records_pb2.CapturedCollective(kind="all_gather", group=group, phase="forward", module="layers.0.wo")
+    dt = [tensor("dt", 8, 8, placements="S(0)", mesh=(2,)), tensor("dt", 8, 32, placements="S(0)", mesh=(2,))]
+    ends: dict[str, Any] = {"src": "S(0)", "dst": "R", "implicit": True}
+    return [
+        records_pb2.CapturedCall(kind=records_pb2.CAPTURED_KIND_MODULE, name="layers.0.wo"),
+        records_pb2.CapturedCall(
+            kind=records_pb2.CAPTURED_KIND_DTENSOR_OP,
+            name="aten::mm",
+            arguments=dt,
+            outputs=[tensor("dt", 8, 32, placements="S(0)", mesh=(2,))],
+        ),
+        records_pb2.CapturedCall(
+            kind=records_pb2.CAPTURED_KIND_REDISTRIBUTE,
+            redistribute=records_pb2.CapturedRedistribute(argument=1, **ends),
+        ),
+        records_pb2.CapturedCall(
+            kind=records_pb2.CAPTURED_KIND_REDISTRIBUTE,
+            arguments=[tensor("t", 4, 32)],
+            redistribute=records_pb2.CapturedRedistribute(trace="S(0)->R", **ends),
+        ),
+        records_pb2.CapturedCall(
+            kind=records_pb2.CAPTURED_KIND_OP,
+            name="_c10d_functional::all_gather_into_tensor",
+            arguments=[tensor("t", 4, 32), records_pb2.CapturedValue(text="2"), records_pb2.CapturedValue(text="0")],
+            outputs=[tensor("t", 8, 32)],
+            collectives=[gather],
+        ),
+        records_pb2.CapturedCall(
+            kind=records_pb2.CAPTURED_KIND_OP,
+            name="aten::t",
+            arguments=[tensor("t", 8, 32)],
+            outputs=[tensor("t", 32, 8)],
+        ),
     ]
+
+
+def captured_records() -> list[records_pb2.CapturedRecord]:
+    """``captured_calls`` as a tree: module, op, decision, redistribute, collective; then a trivial op."""
+    depths = [(0, 0), (1, 1), (2, 2), (3, 3)]
+    records = [records_pb2.CapturedRecord(depth=depth, call=call, line=1) for depth, call in depths]
+    records.append(records_pb2.CapturedRecord(depth=4, call=4, line=1, position=1))
+    records.append(records_pb2.CapturedRecord(depth=2, call=5))
+    return records
+
+
+def capture(
+    step: int = 3, part: int = 1, last_part: bool = True, request: int = 0, **fields: Any
+) -> records_pb2.Capture:
+    return records_pb2.Capture(
+        **{
+            "step": step,
+            "part": part,
+            "last_part": last_part,
+            "request": request,
+            "calls": captured_calls(),
+            "lines": [records_pb2.Line(file="model.py", line=12, function="forward")],
+            "records": captured_records(),
+            **fields,
+        }
+    )
+
+
+def refusal(request: int, reason: str) -> records_pb2.Capture:
+    return records_pb2.Capture(part=1, last_part=True, request=request, reason=reason)
+
+
+Content = records_pb2.StepRange | records_pb2.Facts | records_pb2.Completeness | records_pb2.Capture
+
+
+def _frame(number: int, content: Content) -> ingest_pb2.Frame:
+    if isinstance(content, records_pb2.Facts):
+        return ingest_pb2.Frame(number=number, facts=content)
+    if isinstance(content, records_pb2.Completeness):
+        return ingest_pb2.Frame(number=number, completeness=content)
+    if isinstance(content, records_pb2.Capture):
+        return ingest_pb2.Frame(number=number, capture=content)
+    return ingest_pb2.Frame(number=number, range=content)
+
+
+def frames(*contents: Content, first: int = 1) -> ingest_pb2.FrameBatch:
+    made = [_frame(number, content) for number, content in enumerate(contents, first)]
     return ingest_pb2.FrameBatch(frames=made)
 
 

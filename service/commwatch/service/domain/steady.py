@@ -166,7 +166,7 @@ def _incomplete(ranks: Sequence[Rank]) -> list[Reason]:
     if not found:
         return []
     first, others = found[0], len(found) - 1
-    more = f" (and {others} more such group{'' if others == 1 else 's'} of ranks)" if others else ""
+    more = f" (and {others} more)" if others else ""
     counts = f"{first.recorded} collectives on {group_in_words(first.group)}, where {first.expected} were expected"
     text = f"Rank {first.rank} recorded {counts}{more}."
     return [Reason("incomplete_recording", text)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,7 @@ POOL_SIZE = 16
 POOL_OVERFLOW = 48
 """Connections beyond them at busy times: more than the threads that read, those of HTTP (40) included."""
 _CHUNK = 500
+_RETRY_S = 0.01
 
 
 class Database:
@@ -104,6 +107,20 @@ def _translated() -> Generator[None]:
         raise
 
 
+def _use_wal(cursor: Any) -> None:
+    """Switch to WAL. Two processes that switch a new file at once get "locked" without SQLite's own waiting."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:  # noqa: PERF203  # it waits on purpose
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
+
+
 def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: object) -> None:
@@ -111,7 +128,7 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA journal_mode = WAL")
+        _use_wal(cursor)
         # An acknowledgement promises that the service may be killed. With NORMAL a commit is in the kernel's hands
         # when it returns, which SIGKILL cannot undo; FULL would add a disk flush to each commit, for power loss
         # alone. After a power loss WAL with NORMAL loses the newest commits but is never corrupt or half applied:

@@ -203,6 +203,7 @@ WHOLE = [
     ingest_pb2.ReportRequest(hello=sent.hello()).SerializeToString(),
     ingest_pb2.ReportRequest(frames=sent.frames(sent.facts(), sent.step_range(1, 1, 9))).SerializeToString(),
     ingest_pb2.ReportRequest(goodbye=sent.goodbye()).SerializeToString(),
+    ingest_pb2.ReportRequest(frames=sent.frames(sent.completeness(), sent.capture())).SerializeToString(),
     ingest_pb2.ReportRequest(
         definitions=ingest_pb2.DefinitionBatch(definitions=[sent.P, sent.S, sent.L, sent.M])
     ).SerializeToString(),

@@ -47,17 +47,17 @@ def test_the_schema_is_valid_for_postgresql_and_can_be_distributed_by_run() -> N
 def test_a_database_of_the_first_schema_is_upgraded_with_what_it_holds(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'old.db'}"
     engine = create_engine(url)
+    run = "'r', 'p', 'w', 'abc', 'main', 0, 'train.py', 'complete', 0, 1, 1, 1700000000, 1700000001, 1700000001"
+    counters = "'clean', '', 2, 10, 30, 0, 0, '', 0, NULL, NULL, NULL, NULL, NULL, 1700000000, 1700000001"
     with engine.begin() as connection:
         command.upgrade(migrations.configuration(connection), "0001")
-        for statement in (
-            "INSERT INTO projects VALUES ('p', 'default')",
-            "INSERT INTO workloads VALUES ('w', 'p', 'train')",
-            "INSERT INTO runs VALUES"
-            " ('r', 'p', 'w', 'abc', 'main', 0, 'train.py', 'complete', 0, 1, 1, 1700000000, 1700000001, 1700000001)",
-            "INSERT INTO ranks VALUES ('r', 0, 0, 'host0', 1000, '2.13.0', '0.1.0', 'clean', '', 2, 10, 30, 0, 0, '',"
-            " 0, NULL, NULL, NULL, NULL, NULL, 1700000000, 1700000001)",
+        for table, values in (
+            ("projects", "'p', 'default'"),
+            ("workloads", "'w', 'p', 'train'"),
+            ("runs", run),
+            ("ranks", f"'r', 0, 0, 'host0', 1000, '2.13.0', '0.1.0', {counters}"),
         ):
-            connection.exec_driver_sql(statement)
+            connection.exec_driver_sql(f"INSERT INTO {table} VALUES ({values})")
     engine.dispose()
     with pytest.raises(SchemaError, match=r"has schema 0001, this release needs 0002"):
         open_store(url, migrate=False)
