@@ -6,18 +6,35 @@ exceptions and module reuse, and patches neither DTensor nor FSDP.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from commwatch.agent.recorder import codes
-from commwatch.agent.recorder.codes import DISPATCH, FSDP_GROUP, MODULE_CALL, REDISTRIBUTE, USER
+from torch import nn
+
+from commwatch.agent.recorder import codes, torch_private
+from commwatch.agent.recorder.codes import (
+    BACKWARD,
+    DISPATCH,
+    FSDP1,
+    FSDP_GROUP,
+    GRAPH,
+    INDUCTOR,
+    MODULE_CALL,
+    NODE,
+    PIPELINE,
+    REDISTRIBUTE,
+    USER,
+)
 from commwatch.agent.recorder.modules import ModuleTracker
+from commwatch.agent.recorder.regions import Place, Regions, module_of
 from commwatch.agent.recorder.torch_private import current_autograd_node, node_sequence_number, sequence_number
 
 MAX_FRAMES = 256
 """Frames looked at; a deeper stack leaves what was not found by then unknown."""
 
+_DTENSOR = frozenset({codes.REDISTRIBUTE, codes.DISPATCH, codes.DTENSOR})
 _PHASES = {codes.BACKWARD: "backward", codes.OPTIMIZER: "optimizer", codes.CLIP: "clip", codes.CHECKPOINT: "checkpoint"}
 
 
@@ -58,8 +75,24 @@ def _locals(frame: FrameType, *names: str) -> list[Any]:
     return values
 
 
-Origin = tuple[str, str, Cause | None, FrameType | None]
-"""Phase, module, cause and the innermost user frame: use the frame at once, never keep it."""
+Origin = tuple[str, str, Cause | None, FrameType | Place | None]
+"""Phase, module, cause and the innermost user frame or line: use the frame at once, never keep it."""
+
+
+class _Seen:
+    """What one walk met first of each kind."""
+
+    __slots__ = ("backward", "fsdp", "module", "node", "pipeline", "redistribute", "region", "user")
+
+    def __init__(self, node: Any) -> None:
+        self.node = node
+        self.user: FrameType | None = None
+        self.module: FrameType | None = None
+        self.fsdp: FrameType | None = None
+        self.redistribute: FrameType | None = None
+        self.backward: FrameType | None = None
+        self.pipeline: FrameType | None = None
+        self.region: FrameType | None = None
 
 
 class Attribution:
@@ -69,14 +102,34 @@ class Attribution:
         self._tracker = tracker
         self._codes = codes.Codes()
         self._causes: dict[tuple[Any, ...], Cause] = {}
+        self._regions = Regions()
 
-    def origin(self, frame: FrameType | None) -> Origin:
-        """Walk outwards from ``frame``, a frame below the collective's Python caller."""
+    def origin(self, frame: FrameType | None, kind: str = "") -> Origin:
+        """Walk outwards from ``frame``, a frame below the collective's Python caller. ``kind``: of the collective."""
+        seen = _Seen(current_autograd_node())
+        phase = self._walk(frame, seen)
+        place: FrameType | Place | None = seen.user
+        if seen.pipeline is not None and phase == "other":
+            phase, module = self._of_pipeline(seen.pipeline, kind)
+        elif seen.region is not None:
+            module, line = self._of_region(phase, seen)
+            place = line or place
+        else:
+            module = self._module(phase, seen)
+        cause = self._cause(seen.redistribute) if seen.redistribute is not None else None
+        if phase == "forward" and seen.module is not None:
+            # An explicit redistribute is an autograd function and made the newest node. An op may have made none.
+            if cause is not None and not cause.implicit:
+                self._tracker.intervals.tag(sequence_number() - 1, module)
+            if self._without_grad():
+                phase = "eval"
+        return phase, module, cause, place
+
+    def _walk(self, frame: FrameType | None, seen: _Seen) -> str:
+        """Fill ``seen`` and return the phase. Ends as soon as both phase and user frame are known."""
         meanings = self._codes.meanings
-        user = module_frame = fsdp_frame = redistribute = None
         phase = ""
         dtensor = False
-        node = current_autograd_node()
         for _ in range(MAX_FRAMES):
             if frame is None:
                 break
@@ -86,56 +139,135 @@ class Attribution:
                 meaning = self._codes.learn(code)
             if meaning:
                 if meaning == USER:
-                    if user is None:
-                        user = frame
+                    if seen.user is None:
+                        seen.user = frame
                         if phase:
                             break
                 elif meaning == MODULE_CALL:
-                    if not phase:
-                        module_frame = frame
-                        phase = "recompute" if node is not None else "forward"
-                        if user is not None:
+                    if not phase and not (seen.region is not None and self._is_graph(frame)):
+                        seen.module = frame
+                        phase = "recompute" if seen.node is not None else "forward"
+                        if seen.user is not None:
                             break
-                elif meaning == REDISTRIBUTE:
-                    dtensor = True
-                    if redistribute is None:
-                        redistribute = frame
-                elif meaning == FSDP_GROUP:
-                    if fsdp_frame is None:
-                        fsdp_frame = frame
-                elif meaning >= DISPATCH:
-                    dtensor = True
-                elif not phase:
-                    phase = _PHASES[meaning]
-                    if user is not None:
-                        break
+                elif meaning in _PHASES:
+                    if not phase:
+                        phase = _PHASES[meaning]
+                        seen.backward = frame if meaning == BACKWARD else None
+                        if seen.user is not None:
+                            break
+                else:
+                    dtensor |= meaning in _DTENSOR
+                    self._note(meaning, frame, seen)
             frame = frame.f_back
         if not phase:
-            phase = "backward" if node is not None else "forward" if dtensor else "other"
-        module = self._module(phase, module_frame, fsdp_frame, node)
-        cause = self._cause(redistribute) if redistribute is not None else None
-        if phase == "forward" and module_frame is not None:
-            # An explicit redistribute is an autograd function and made the newest node. An op may have made none.
-            if cause is not None and not cause.implicit:
-                self._tracker.intervals.tag(sequence_number() - 1, module)
-            if self._without_grad():
-                phase = "eval"
-        return phase, module, cause, user
+            phase = "backward" if seen.node is not None else "forward" if dtensor else "other"
+        return phase
 
-    def _module(self, phase: str, module_frame: FrameType | None, fsdp_frame: FrameType | None, node: Any) -> str:
-        if fsdp_frame is not None:
-            group, modules = _locals(fsdp_frame, "self", "modules")
-            modules = getattr(group, "modules", modules)
-            if modules:
-                return self._name(modules[0])
-        if module_frame is not None:
+    def _note(self, meaning: int, frame: FrameType, seen: _Seen) -> None:
+        if meaning == REDISTRIBUTE:
+            seen.redistribute = seen.redistribute or frame
+        elif meaning in {FSDP_GROUP, FSDP1}:
+            if seen.fsdp is None and self._sharded(frame) is not None:
+                seen.fsdp = frame
+        elif meaning in {GRAPH, INDUCTOR}:
+            if seen.region is None and seen.module is None:
+                seen.region = frame
+        elif meaning == PIPELINE:
+            seen.pipeline = seen.pipeline or frame
+
+    def _is_graph(self, frame: FrameType) -> bool:
+        """Whether this call of a module is that of a compiled region's own graph, which is no module of the program."""
+        module = _locals(frame, "self")[0]
+        return torch_private.is_graph_module(module) and self._tracker.names.known(module) is None
+
+    def _module(self, phase: str, seen: _Seen) -> str:
+        if seen.fsdp is not None:
+            return self._name(self._sharded(seen.fsdp))
+        if seen.module is not None:
             stack = self._tracker.stack
             if stack.calls and not stack.after_child:
                 return self._tracker.names.by_identity(stack.calls[-1])
-            return self._name(_locals(module_frame, "self")[0])
-        if phase == "backward" and node is not None:
-            return self._tracker.intervals.module_of(node_sequence_number(node))
+            return self._name(_locals(seen.module, "self")[0])
+        if phase == "backward" and seen.node is not None:
+            return self._of_node(seen)
         return ""
+
+    def _of_node(self, seen: _Seen) -> str:
+        """The module whose forward made the node that runs; the parameter's when it accumulates a gradient."""
+        parameter = torch_private.accumulated(seen.node)
+        if parameter is not None:
+            return self._tracker.names.of_parameter(parameter)
+        intervals = self._tracker.intervals
+        number = node_sequence_number(seen.node)
+        return intervals.module_of(number, nested=intervals.recomputed() and self._is_nested(seen.backward))
+
+    def _is_nested(self, frame: FrameType | None) -> bool:
+        """Whether the backward of this frame runs inside a node of another backward, as checkpointing's does."""
+        for _ in range(MAX_FRAMES):
+            frame = frame.f_back if frame is not None else None
+            if frame is None:
+                return False
+            if self._codes.of(frame.f_code) in {BACKWARD, NODE}:
+                return True
+        return False
+
+    @staticmethod
+    def _sharded(frame: FrameType) -> Any:
+        """The module whose parameters FSDP gathers or reduces in this frame; None when the frame does not say."""
+        group, modules, handle = _locals(frame, "self", "modules", "handle")
+        modules = getattr(group, "modules", modules)
+        if modules:
+            return modules[0]
+        return getattr(handle, "_fully_sharded_module", None) or getattr(group, "_fully_sharded_module", None)
+
+    def _of_pipeline(self, frame: FrameType, kind: str) -> tuple[str, str]:
+        """A schedule passes activations forward and their gradients backward, for the stage's module."""
+        direction = ""
+        stage = None
+        (description,) = _locals(frame, "desc")
+        words = str(description or "").split("_")
+        for way, act in itertools.pairwise(words):
+            if act == kind:
+                direction = way
+        caller = frame.f_back
+        for _ in range(3):
+            if caller is None or stage is not None:
+                break
+            schedule, stage, act = _locals(caller, "self", "stage", "comp_type")
+            stage = stage or getattr(schedule, "_stage", None)
+            direction = direction or {"F": "fwd", "B": "bwd"}.get(str(act).rpartition("_")[2], "")
+            caller = caller.f_back
+        phase = {"fwd": "forward", "bwd": "backward"}.get(direction, "other")
+        module = getattr(stage, "submod", None)
+        return phase, self._name(module) if module is not None and phase != "other" else ""
+
+    def _of_region(self, phase: str, seen: _Seen) -> tuple[str, Place | None]:
+        """Module and line of a collective inside a compiled region."""
+        frame = seen.region
+        assert frame is not None
+        meaning = self._codes.meanings[id(frame.f_code)]
+        if phase == "backward":
+            nodes, place = self._regions.node(frame, meaning, None)
+            return (module_of(nodes, self._of_node(seen)) if seen.node is not None else ""), place
+        caller: FrameType | None = frame
+        differentiated = False
+        for _ in range(MAX_FRAMES):
+            caller = caller.f_back if caller is not None else None
+            if caller is None:
+                return "", None
+            differentiated |= self._codes.meanings.get(id(caller.f_code)) == NODE
+            if any(name.startswith(torch_private.COMPILED_NAME) for name in caller.f_code.co_names):
+                break
+        assert caller is not None
+        region = self._regions.of_caller(caller)
+        nodes, place = self._regions.node(frame, meaning, region)
+        if region is None:
+            return "", place
+        root = _locals(caller, region.variable)[0] if region.variable else None
+        base = self._name(root) if isinstance(root, nn.Module) else ""
+        if differentiated and base:
+            self._tracker.intervals.tag(sequence_number() - 1, base)
+        return module_of(nodes, base), place
 
     def _name(self, module: Any) -> str:
         names = self._tracker.names

@@ -26,6 +26,11 @@ REDISTRIBUTE = 7
 DISPATCH = 8
 FSDP_GROUP = 9
 DTENSOR = 10
+NODE = 11
+FSDP1 = 12
+PIPELINE = 13
+GRAPH = 14
+INDUCTOR = 15
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _AGENT = str(Path(__file__).parent.parent) + os.sep
@@ -35,6 +40,9 @@ _PACKAGES = f"{os.sep}site-packages{os.sep}"
 _BY_FUNCTION = {
     ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
     ("autograd/graph.py", "_engine_run_backward"): BACKWARD,
+    ("autograd/function.py", "apply"): NODE,
+    ("autograd/function.py", "apply_boxed"): NODE,
+    ("distributed/pipelining/schedules.py", "_batch_p2p"): PIPELINE,
     ("optim/optimizer.py", "wrapper"): OPTIMIZER,
     ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): REDISTRIBUTE,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): DISPATCH,
@@ -43,6 +51,11 @@ _BY_FUNCTION = {
 _BY_FILE = {
     "nn/utils/clip_grad.py": CLIP,
     "distributed/fsdp/_fully_shard/_fsdp_param_group.py": FSDP_GROUP,
+    "distributed/fsdp/_runtime_utils.py": FSDP1,
+    "distributed/fsdp/_flat_param.py": FSDP1,
+    "distributed/fsdp/_state_dict_utils.py": CHECKPOINT,
+    "distributed/fsdp/_optim_utils.py": CHECKPOINT,
+    "distributed/_state_dict_utils.py": CHECKPOINT,
     "distributed/tensor/_dispatch.py": DTENSOR,
 }
 
@@ -55,13 +68,18 @@ def _classify(code: CodeType) -> int:
         if found is None and inside.startswith("distributed/checkpoint/"):
             return CHECKPOINT
         return found or OTHER
-    if path.startswith((_AGENT, "<frozen", "<eval_with_key", "<string>")):
-        return OTHER
-    if path.startswith(_STDLIB) and _PACKAGES not in path:
-        return OTHER
+    if path.startswith("<eval_with_key>"):
+        return GRAPH if code.co_name == "forward" else OTHER
     if "torchinductor" in path:
-        return OTHER
-    return USER
+        return INDUCTOR if code.co_name == "call" else OTHER
+    return USER if of_user(path) else OTHER
+
+
+def of_user(path: str) -> bool:
+    """Whether a file is the user's: neither torch's nor the agent's, the standard library's or generated."""
+    if path.startswith((_TORCH, _AGENT, "<frozen", "<string>", "<eval_with_key>")) or "torchinductor" in path:
+        return False
+    return not path.startswith(_STDLIB) or _PACKAGES in path
 
 
 def raised_by_signal(error: BaseException) -> bool:
@@ -101,6 +119,11 @@ class Codes:
     def __init__(self) -> None:
         self.meanings: dict[int, int] = {}
         self._kept: list[CodeType] = []
+
+    def of(self, code: CodeType) -> int:
+        """What a code object means."""
+        meaning = self.meanings.get(id(code))
+        return self.learn(code) if meaning is None else meaning
 
     def learn(self, code: CodeType) -> int:
         """Classify a code object that ``meanings`` does not hold yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,8 +45,10 @@ class Groups:
     LIMIT = 10_000
     """Groups and meshes remembered; a job that makes groups for ever forgets names and looks them up again."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_seen: Callable[[Any, Group], None] = lambda *_: None) -> None:
+        """``on_seen`` is told of a ProcessGroup and its identity when it is looked up, and again when that changed."""
         self.by_name: dict[str, Group] = {}
+        self.on_seen = on_seen
         self._meshes: list[weakref.ref[Any]] = []
         self._dimensions: dict[str, str] = {}
         self.mesh: tuple[tuple[str, int], ...] = ()
@@ -76,6 +79,7 @@ class Groups:
             ranks = torch_private.group_ranks(group)
             label = self._dimension(name) or _label(group.group_desc)
             found = self.by_name[name] = Group(label, int(group.size()), stride_of(ranks))
+            self.on_seen(group, found)
         return found
 
     def named(self, name: str) -> Group:

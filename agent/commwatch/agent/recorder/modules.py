@@ -9,10 +9,9 @@ import os
 import sys
 import threading
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
-from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from commwatch.agent.recorder.codes import raised_by_signal
-from commwatch.agent.recorder.torch_private import sequence_number
+from commwatch.agent.recorder.cost import SAMPLED
+from commwatch.agent.recorder.intervals import Intervals
+from commwatch.agent.recorder.torch_private import called_by_compiler, is_graph_module
 
 ROOT = "(root)"
 _CHECKPOINT_FILE = f"{os.sep}torch{os.sep}utils{os.sep}checkpoint.py"
@@ -65,6 +66,8 @@ class ModuleNames:
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._passing: set[int] = set()
+        self._parameters: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._reduced: dict[int, weakref.ref[nn.Module]] = {}
         self._walks_left = self.LEARN_AGAIN
         self._root: weakref.ref[nn.Module] | None = None
         self.version = 0
@@ -113,6 +116,7 @@ class ModuleNames:
             name = clean(path, in_ddp)
             full = f"{prefix}.{name}" if prefix and name else prefix or name
             self._remember(module, full or ROOT)
+            self._remember_parameters(module)
         self.version += 1
 
     def _remember(self, module: nn.Module, name: str) -> None:
@@ -130,73 +134,36 @@ class ModuleNames:
 
         by_id[identity] = (weakref.ref(module, forget), name)
 
+    def _remember_parameters(self, module: nn.Module) -> None:
+        reference = weakref.ref(module)
+        if len(self._parameters) >= self.LIMIT:
+            self._parameters.clear()
+            self._reduced.clear()
+        for attribute, parameter in vars(module).get("_parameters", {}).items():
+            known = self._parameters.get(id(parameter))
+            if known is None or known[0]() is None:
+                self._parameters[id(parameter)] = (reference, attribute)
+        if type(module).__name__ == "DistributedDataParallel":
+            self._reduced.update((id(parameter), reference) for parameter in module.parameters())
+
+    def of_parameter(self, parameter: Any) -> str:
+        """Name of the module that reduces a parameter's gradient: DDP's for all of its own, else the one that has it.
+
+        Empty when it is not known.
+        """
+        found = self._parameters.get(id(parameter))
+        owner = found[0]() if found is not None else None
+        if found is None or owner is None or vars(owner)["_parameters"].get(found[1]) is not parameter:
+            return ""
+        reducing = self._reduced.get(id(parameter))
+        reducer = reducing() if reducing is not None else None
+        return self.known(reducer if reducer is not None else owner) or ""
+
     def inventory(self) -> list[tuple[str, int]]:
         """(folded name, number of living modules) of the roots' own modules, sorted by name."""
         known = list(self._by_id.items())
         counts = Counter(fold(name) for identity, (_, name) in known if identity not in self._passing)
         return sorted(counts.items())
-
-
-class Intervals:
-    """For each autograd node of the last steps, the module whose forward made it.
-
-    Sequence numbers grow with every node a thread makes. Each start and end of a module's forward notes the number
-    and the module that is active from there on; a node belongs to the last note at or before it.
-    """
-
-    LIMIT = 200_000
-    """Notes kept; beyond it the older half is dropped, and nodes older than that have no module."""
-
-    __slots__ = ("_mark", "_modules", "_numbers", "_old_tags", "_tags", "_thread", "mixed")
-
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._modules: list[str] = []
-        self._mark = 0
-        self._thread: int | None = None
-        self._tags: dict[int, str] = {}
-        self._old_tags: dict[int, str] = {}
-        self.mixed = False
-
-    def tag(self, number: int, module: str) -> None:
-        """This one node belongs to ``module``, whatever the notes say: its forward was seen on the frames.
-
-        A module's own output hook, where parallel styles redistribute, runs after the hook that notes its end.
-        """
-        if len(self._tags) < self.LIMIT:
-            self._tags[number] = module
-
-    def note(self, module: str) -> None:
-        """From here on this module is active; empty for none. A second thread makes answers uncertain."""
-        thread = get_ident()
-        if thread != self._thread:
-            if self._thread is not None:
-                self.mixed = True
-                return
-            self._thread = thread
-        self._numbers.append(sequence_number())
-        self._modules.append(module)
-        if len(self._numbers) > self.LIMIT:
-            half = self.LIMIT // 2
-            del self._numbers[:half], self._modules[:half]
-            self._mark = max(0, self._mark - half)
-
-    def module_of(self, number: int) -> str:
-        """Module of the node with this sequence number; empty when it is not known for certain."""
-        if self.mixed:
-            return ""
-        tagged = self._tags.get(number) or self._old_tags.get(number)
-        if tagged is not None or not self._numbers:
-            return tagged or ""
-        position = bisect_right(self._numbers, number) - 1
-        return self._modules[position] if position >= 0 else ""
-
-    def step(self) -> None:
-        """A step ended: forget what the step before it noted."""
-        del self._numbers[: self._mark], self._modules[: self._mark]
-        self._mark = len(self._numbers)
-        self._old_tags, self._tags = self._tags, {}
-        self.mixed = False
 
 
 def in_checkpoint() -> bool:
@@ -226,6 +193,26 @@ class CallStack(threading.local):
         self.grad = True
 
 
+class _Closing:
+    """The last of a module's own output hooks while it is called: only then is its call over.
+
+    Parallel styles redistribute in such hooks, which run after the global one. A copy of the module made meanwhile
+    shares it.
+    """
+
+    __slots__ = ("_tracker",)
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        self._tracker = tracker
+
+    def __deepcopy__(self, memo: Any) -> _Closing:
+        return self
+
+    def __call__(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if not is_compiling():
+            self._tracker.close(module)
+
+
 class ModuleTracker:
     """Follows module calls through torch's global forward hooks: a few list operations for each call."""
 
@@ -236,6 +223,11 @@ class ModuleTracker:
         self._on_outermost_without_grad = on_outermost_without_grad
         self._handles: list[Any] = []
         self._enabled = True
+        self._closing = _Closing(self)
+        self._closing_key = -id(self)  # torch counts up from zero
+        self._unclosed: dict[int, weakref.ref[nn.Module]] = {}
+        self._hook_calls = 0
+        self._hooks_ns = 0
 
     def install(self) -> None:
         """Register the two hooks."""
@@ -253,10 +245,21 @@ class ModuleTracker:
         """Take the hooks away."""
         while self._handles:
             self._handles.pop().remove()
+        while self._unclosed:
+            module = self._unclosed.popitem()[1]()
+            if module is not None:
+                module._forward_hooks.pop(self._closing_key, None)  # noqa: SLF001  its own call left it there
+
+    def take_hooks_ns(self) -> int:
+        """Nanoseconds the two hooks took since this was asked last, from every sixteenth call."""
+        taken, self._hooks_ns = self._hooks_ns * SAMPLED, 0
+        return taken
 
     def _before(self, module: nn.Module, _args: Any) -> None:
         if is_compiling() or not self._enabled:
             return
+        self._hook_calls += 1
+        began = 0 if self._hook_calls % SAMPLED else perf_counter_ns()
         try:
             stack = self.stack
             calls = stack.calls
@@ -266,19 +269,47 @@ class ModuleTracker:
                 stack.grad = torch.is_grad_enabled() or in_checkpoint()
             name = self.names.by_identity(identity)
             if not name:
-                outermost = stack.outermost() if stack.outermost is not None else None
-                parent = self.names.by_identity(calls[-1]) if calls else ""
-                name = self.names.name(module, outermost if outermost is not None else module, parent)
+                if is_graph_module(module) and called_by_compiler(sys._getframe(1)):
+                    return
+                name = self._learn(module, calls)
             calls.append(identity)
             stack.after_child = False
             self.intervals.note(name)
+            if module._forward_hooks:  # noqa: SLF001  as torch's own call does
+                self._close_last(module)
+        except Exception as error:  # attribution may fail, the job's forward may not
+            if raised_by_signal(error):
+                raise
+        if began:
+            self._hooks_ns += perf_counter_ns() - began
+
+    def _learn(self, module: nn.Module, calls: list[int]) -> str:
+        outermost = self.stack.outermost() if self.stack.outermost is not None else None
+        parent = self.names.by_identity(calls[-1]) if calls else ""
+        return self.names.name(module, outermost if outermost is not None else module, parent)
+
+    def _close_last(self, module: nn.Module) -> None:
+        hooks: Any = module._forward_hooks  # noqa: SLF001  registering anew for each call would cost ten times as much
+        hooks[self._closing_key] = self._closing
+        hooks.move_to_end(self._closing_key)
+        self._unclosed[id(module)] = weakref.ref(module)
+
+    def close(self, module: nn.Module) -> None:
+        """The module's own output hooks ran: from here on its caller is active."""
+        try:
+            module._forward_hooks.pop(self._closing_key, None)  # noqa: SLF001  put there by this call
+            self._unclosed.pop(id(module), None)
+            if self._enabled:
+                self._left()
         except Exception as error:  # attribution may fail, the job's forward may not
             if raised_by_signal(error):
                 raise
 
-    def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
         if is_compiling() or not self._enabled:
             return
+        self._hook_calls += 1
+        began = 0 if self._hook_calls % SAMPLED else perf_counter_ns()
         try:
             stack = self.stack
             calls = stack.calls
@@ -288,9 +319,17 @@ class ModuleTracker:
             while calls.pop() != identity:  # what an exception left behind
                 pass
             stack.after_child = True
-            self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
-            if not calls and not stack.grad:
-                self._on_outermost_without_grad()
+            if output is None or self._closing_key not in module._forward_hooks:  # noqa: SLF001  as in _before
+                # No own output hook follows. After an exception there is no output, and the closing one never runs.
+                self._left()
         except Exception as error:  # attribution may fail, the job's forward may not
             if raised_by_signal(error):
                 raise
+        if began:
+            self._hooks_ns += perf_counter_ns() - began
+
+    def _left(self) -> None:
+        calls = self.stack.calls
+        self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
+        if not calls and not self.stack.grad:
+            self._on_outermost_without_grad()

@@ -6,10 +6,11 @@ import itertools
 import os
 import sys
 import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from commwatch.agent.recorder.attribution import Attribution, Cause
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.groups import UNKNOWN, Group, Groups
 from commwatch.agent.recorder.modules import ModuleNames, ModuleTracker
+from commwatch.agent.recorder.regions import Place
 from commwatch.agent.recorder.torch_private import unbox_group, without_torch_function
 
 MAX_LINES = 4
@@ -54,7 +56,7 @@ class Identity:
     cause: Cause | None
     dtype: str
     lines: list[Line] = field(default_factory=list)
-    seen: set[tuple[int, int]] = field(default_factory=set)
+    seen: set[Hashable] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Observer:
     ) -> tuple[int, int, str]:
         first = tensors_in[0] if tensors_in else tensors_out[0] if tensors_out else None
         dtype = first.dtype if first is not None else None
-        phase, module, cause, frame = self._attribution.origin(below)
+        phase, module, cause, frame = self._attribution.origin(below, op.kind)
         group = self._group(op, args)
         key = (op.name, group.key, phase, module, cause.key if cause is not None else "", dtype)
         index = self._identity_ids.get(key)
@@ -138,10 +140,13 @@ class Observer:
                     self.device_types.add(first.device.type)
                 index = self._learn(key, op, group, cause)
         identity = self.identities[index]
-        if frame is not None:
+        if isinstance(frame, Place):
+            if frame not in identity.seen:
+                self._learn_line(identity, frame, *frame)
+        elif frame is not None:
             place = (id(frame.f_code), frame.f_lasti)
             if place not in identity.seen:
-                self._learn_line(identity, place, frame.f_code, frame.f_lineno)
+                self._learn_line(identity, place, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         return index, self._size(op, tensors_in, tensors_out, dtype), phase
 
     def _learn(self, key: tuple[Any, ...], op: Op, group: Group, cause: Cause | None) -> int:
@@ -196,13 +201,13 @@ class Observer:
             self._size_ids[key] = index
         return index
 
-    def _learn_line(self, identity: Identity, place: tuple[int, int], code: CodeType, number: int | None) -> None:
+    def _learn_line(self, identity: Identity, place: Hashable, file: str, number: int | None, function: str) -> None:
         if len(identity.seen) >= 10_000:  # a program that generates code for ever
             return
         identity.seen.add(place)
         if len(identity.lines) >= MAX_LINES:
             return
-        line = Line(self.relative(code.co_filename), number or 0, code.co_name)
+        line = Line(self.relative(file), number or 0, function)
         if line not in identity.lines:
             identity.lines.append(line)
 

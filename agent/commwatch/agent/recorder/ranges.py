@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from commwatch.agent.recorder import wire
 from commwatch.agent.recorder.observer import Identity, Observer
@@ -25,13 +25,17 @@ WINDOW_STEPS = 100
 RESEND_S = 1.0
 
 
+Content: TypeAlias = records_pb2.StepRange | records_pb2.Facts | records_pb2.Completeness | records_pb2.Capture
+"""What a frame may hold."""
+
+
 class Sink(Protocol):
     """Where records go: the spool."""
 
     def define(self, kind: int, content: bytes) -> bytes:
         """Keep a content-addressed body; returns its 16-byte hash."""
 
-    def append(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
+    def append(self, content: Content) -> bool:
         """Keep one record; False when it was dropped."""
 
 

@@ -8,13 +8,16 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from torch.optim import optimizer as optimizers
 
-from commwatch.agent.recorder import facts, interpose, meshes, ranges, torch_private
+from commwatch.agent.recorder import facts, interpose, meshes, ranges, selftest, torch_private
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.codes import raised_by_signal
+from commwatch.agent.recorder.completeness import Reconciler
+from commwatch.agent.recorder.cost import Cost
 from commwatch.agent.recorder.observer import Observer
 from commwatch.agent.spool.page import Numbers
 
@@ -22,6 +25,10 @@ MAX_CALLS_PER_STEP = 200_000
 """Calls kept for one step; later ones of the step are counted as dropped. A process that never steps stops there."""
 
 _NESTED = frozenset({"backward", "recompute"})
+
+
+class SelfTestError(RuntimeError):
+    """Interposition does not work in this process; the message says how."""
 
 
 class Sink(ranges.Sink, Protocol):
@@ -39,6 +46,8 @@ class Recorder:
         self._sink = sink
         self._ranges = ranges.Ranges(self.observer, sink, time.monotonic)
         self._facts = facts.FactsReporter(self.observer, sink)
+        self.completeness = Reconciler(self.observer, sink, time.monotonic)
+        self.cost = Cost()
         self._on_error = on_error
         self._calls: list[tuple[int, int]] = []
         self._other_threads: list[tuple[int, int]] = []
@@ -53,15 +62,20 @@ class Recorder:
         self._handles: list[Any] = []
 
     def start(self) -> None:
-        """Put every hook in place."""
+        """Put every hook in place. Raises SelfTestError, and leaves nothing behind, where recording cannot work."""
+        wrong = selftest.failure(then=self._see)
+        if wrong:
+            raise SelfTestError(f"the self-test failed: {wrong}; run `commwatch doctor`")
         self._running = True
+        self.observer.groups.on_seen = self.completeness.seen
+        self.completeness.start()
         # torch.compile(module) warns once where global hooks exist: these do not mind to be called once more.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         meshes.watch(self.observer.groups)
         self.observer.tracker.install()
         self._handles = [optimizers.register_optimizer_step_post_hook(self._after_optimizer)]
         os.register_at_fork(after_in_child=self._in_child)
-        interpose.add(self._see)
+        self.cost.start()
 
     def stop(self) -> None:
         """Take every hook away. Nothing more is recorded. Idempotent."""
@@ -80,10 +94,12 @@ class Recorder:
 
     def finish(self) -> None:
         """Hand over what stands after the last finished step. Call once, after ``stop``."""
-        calls = self._take_calls()
+        calls, others = self._take_calls()
         identities, sizes = _columns(calls)
         self._facts.report()
+        self.completeness.step(self._ranges.steps + 1, identities, sizes, others)
         self._ranges.finish(identities, sizes)
+        self.completeness.finish(self._ranges.steps)
         self._publish()
 
     def step(self) -> None:
@@ -95,6 +111,7 @@ class Recorder:
     # Hooks
 
     def _see(self, op: Op, args: tuple[Any, ...]) -> None:
+        began = perf_counter_ns()
         try:
             identity, size, phase = self.observer.observe(op, args)
             if phase in _NESTED:
@@ -106,6 +123,7 @@ class Recorder:
                 calls.append((identity, size))
             else:
                 self._dropped_calls += 1
+            self.cost.sinks_ns += perf_counter_ns() - began
         except Exception as error:  # noqa: BLE001  the recorder may fail, the collective may not
             self._fail(error)
 
@@ -132,20 +150,25 @@ class Recorder:
         self._end_step()
 
     def _end_step(self) -> None:
+        work_began = perf_counter_ns()
         self._backward_seen = False
-        identities, sizes = _columns(self._take_calls())
+        calls, others = self._take_calls()
+        identities, sizes = _columns(calls)
+        # Before the ranges, which may forget sizes: the numbers belong to the calls just taken.
+        self.completeness.step(self._ranges.steps + 1, identities, sizes, others)
         began = self._ranges.step(identities, sizes)
         self.observer.tracker.intervals.step()
         if began:
             self._facts.report()
+        self.cost.step(work_began, self.observer.tracker.take_hooks_ns())
         self._publish()
 
-    def _take_calls(self) -> list[tuple[int, int]]:
-        """Calls of the step in order; those of threads that race with it behind them, in an order of their own."""
+    def _take_calls(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Calls of the step in order; those of threads that race with it behind them, and once more by themselves."""
         calls, self._calls = self._calls, []
         others, self._other_threads = self._other_threads, []
         self._finished_calls += len(calls) + len(others)
-        return calls + sorted(others)
+        return calls + sorted(others), others
 
     def _publish(self) -> None:
         current = self._ranges.current
@@ -158,6 +181,11 @@ class Recorder:
                 calls=self._finished_calls + self._dropped_calls,
                 dropped_calls=self._dropped_calls + self._ranges.dropped_calls,
                 dropped_steps=self._ranges.dropped_steps,
+                expected_calls=self.completeness.expected,
+                unverified_calls=self.completeness.unverified,
+                unattributed_calls=self.completeness.unattributed,
+                recording_ns=self.cost.recording_ns,
+                elapsed_ns=self.cost.elapsed_ns,
             )
         )
 

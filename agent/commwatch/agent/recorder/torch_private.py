@@ -5,7 +5,10 @@ Tried on torch 2.13.0. ``missing()`` names what this torch lacks; the recorder t
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +91,43 @@ def group_ranks(group: Any) -> list[int]:
         return []
 
 
+def living_groups() -> list[Any]:
+    """Every process group torch knows of in this process."""
+    world = getattr(dist.distributed_c10d, "_world", None)
+    return list(getattr(world, "pg_map", ()))
+
+
+def group_sequence(group: Any) -> int | None:
+    """How often a group's backend was given work; None unless gloo alone serves it. Waits for nothing."""
+    try:
+        backends = [type(group._get_backend(device)).__name__ for device in group._device_types]
+        if not backends or set(backends) != {"ProcessGroupGloo"}:
+            return None
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError, ValueError):
+        return None
+
+
+def lonely_all_reduce() -> tuple[Callable[[], bool], torch.Tensor]:
+    """A call through the dispatcher on a group of one rank in memory, and its tensor.
+
+    The call says whether it is finished. The group is registered nowhere and goes with the two. Its backend is torch's
+    own fake one, which neither sends nor changes anything.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    backend = c10d.FakeProcessGroup._create_internal(0, 1, c10d.FakeProcessGroup.Options())
+    group: Any = c10d.ProcessGroup(c10d.HashStore(), 0, 1)
+    kind = c10d.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, backend)
+    tensor = torch.tensor([1.0, 2.0], device="cpu")
+
+    def issue() -> bool:
+        return bool(group.allreduce([tensor], c10d.AllreduceOptions()).wait())
+
+    return issue, tensor
+
+
 def mesh_group(mesh: Any, index: int) -> Any:
     """Process group of a mesh dimension; None when it has none, or when it is of a world that was destroyed.
 
@@ -105,6 +145,30 @@ def mesh_group(mesh: Any, index: int) -> Any:
 def node_sequence_number(node: Any) -> int:
     """Number an autograd node got when it was made."""
     return int(node._sequence_nr())
+
+
+def accumulated(node: Any) -> Any:
+    """The parameter whose gradient a node accumulates; None for any other node."""
+    return getattr(node, "variable", None) if type(node).__name__ == "AccumulateGrad" else None
+
+
+def is_graph_module(module: Any) -> bool:
+    """Whether a module is an FX graph."""
+    return isinstance(module, torch.fx.GraphModule)
+
+
+_COMPILERS = tuple(f"{Path(torch.__file__).parent / name}{os.sep}" for name in ("_dynamo", "_functorch"))
+
+
+def called_by_compiler(frame: Any) -> bool:
+    """Whether a compiled region calls the FX graph whose call's frame this is."""
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def restore_kernels(library: Any) -> None:
@@ -130,6 +194,30 @@ def compiled_frames() -> int:
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     return int(counters["frames"]["ok"]) if counters and "frames" in counters else 0
+
+
+COMPILED_NAME = "__compiled_fn"
+"""What the names of the functions begin with that dynamo puts in a program's place."""
+
+
+def traced_graph(compiled: Any) -> Any:
+    """The FX graph dynamo traced for such a function; None when nothing leads to it."""
+    for _ in range(8):
+        owner = getattr(getattr(compiled, "named_parameters", None), "__self__", None)
+        if owner is not None:
+            return getattr(owner, "graph", None)
+        compiled = getattr(compiled, "_torchdynamo_orig_callable", None)
+    return None
+
+
+def inductor_stack(path: str, line: int) -> str:
+    """The formatted stack from which a line of inductor's code was traced; empty when it kept none."""
+    import sys
+
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    lines, stacks = getattr(cache, "linemaps", {}).get(path) or ((), ())
+    position = bisect_right(lines, line) - 1
+    return str(stacks[position] or "") if position >= 0 else ""
 
 
 def is_fake_store(store: Any) -> bool:

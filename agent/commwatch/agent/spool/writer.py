@@ -12,6 +12,7 @@ import os
 import shutil
 from collections import OrderedDict, deque
 from pathlib import Path
+from typing import TypeAlias
 
 from commwatch.agent.spool import delimited, names, page
 from commwatch.agent.spool.append_file import AppendFile
@@ -23,6 +24,9 @@ SEGMENT_BYTES = 1024 * 1024
 SEGMENTS_PER_SPOOL = 4
 """A segment goes when all of it is acknowledged: a spool of one segment could never shrink."""
 UNKEPT_BYTES = 4 * 1024 * 1024
+
+Content: TypeAlias = records_pb2.StepRange | records_pb2.Facts | records_pb2.Completeness | records_pb2.Capture
+"""What a frame may hold."""
 
 
 class SpoolWriter:
@@ -80,15 +84,19 @@ class SpoolWriter:
                 self._remember(key, message)
         return key
 
-    def append(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
+    def append(self, content: Content) -> bool:
         """Keep one record under the next number. False when it was dropped: a dropped record takes no number."""
         if not self._writable():
             return False
         message = ingest_pb2.Frame(number=self._frames + 1)
         if isinstance(content, records_pb2.StepRange):
             message.range.CopyFrom(content)
-        else:
+        elif isinstance(content, records_pb2.Facts):
             message.facts.CopyFrom(content)
+        elif isinstance(content, records_pb2.Completeness):
+            message.completeness.CopyFrom(content)
+        else:
+            message.capture.CopyFrom(content)
         if self._segment.size >= self._segment_bytes:
             self._rotate()
         if self._refers_to_kept(content) and self._write(self._segment, message.SerializeToString()):
@@ -120,7 +128,7 @@ class SpoolWriter:
         """Not in a forked child, whose memory and descriptors are those of the rank."""
         return not self._closed and os.getpid() == self._pid
 
-    def _refers_to_kept(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
+    def _refers_to_kept(self, content: Content) -> bool:
         for key in _references(content):
             if not key or key in self._defined:
                 continue
@@ -183,7 +191,9 @@ class SpoolWriter:
         self.note(f"cannot write the spool: {error.strerror or error}")
 
 
-def _references(content: records_pb2.StepRange | records_pb2.Facts) -> tuple[bytes, ...]:
+def _references(content: Content) -> tuple[bytes, ...]:
     if isinstance(content, records_pb2.Facts):
         return (content.modules_hash,)
+    if not isinstance(content, records_pb2.StepRange):
+        return ()
     return content.pattern_hash, content.shapes_hash, content.lines_hash

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 
+from commwatch.agent.recorder.ranges import Content
 from commwatch.agent.spool.page import Numbers
 from commwatch.v1 import records_pb2
 
@@ -16,6 +17,8 @@ class MemorySink:
         self.definitions: dict[bytes, tuple[int, bytes]] = {}
         self.records: list[records_pb2.StepRange] = []
         self.facts: list[records_pb2.Facts] = []
+        self.completeness: list[records_pb2.Completeness] = []
+        self.captures: list[records_pb2.Capture] = []
         self.counters = Numbers()
 
     def define(self, kind: int, content: bytes) -> bytes:
@@ -23,7 +26,13 @@ class MemorySink:
         self.definitions[key] = (kind, content)
         return key
 
-    def append(self, content: records_pb2.StepRange | records_pb2.Facts) -> bool:
+    def append(self, content: Content) -> bool:
+        if isinstance(content, records_pb2.Completeness):
+            self.completeness.append(content)
+            return True
+        if isinstance(content, records_pb2.Capture):
+            self.captures.append(content)
+            return True
         if isinstance(content, records_pb2.Facts):
             self.facts.append(content)
             return True
