@@ -95,9 +95,8 @@ def test_own_and_children_make_the_total_and_nothing_is_lost(steps: list[Any]) -
     issued: Counter[Issued] = Counter()
     mode, model = CommDebugMode(), Node(steps, issued)
     value = torch.rand(2, requires_grad=True)
-    with record() as recorded, mode:
-        with contextlib.suppress(ArithmeticError):
-            model(value).sum().backward()
+    with record() as recorded, mode, contextlib.suppress(ArithmeticError):
+        model(value).sum().backward()
     tree = mode.advanced_module_tracker.parent_dict
     for name in mode.advanced_module_tracker.module_helper_dict:
         own, total = totals(mode.comm_module_own_counts, name), totals(mode.comm_module_counts, name)
