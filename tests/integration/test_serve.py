@@ -27,7 +27,7 @@ from commwatch.v1 import ingest_pb2
 from tests.contract.agents import Agent
 from tests.contract.samples import SECOND, run_id
 from tests.contract.samples import hello as stored_hello
-from tests.contract.wire_samples import L, M, P, S, facts, frames, goodbye, progress, step_range
+from tests.contract.wire_samples import L, M, P, S, capture, facts, frames, goodbye, progress, step_range
 
 DEADLINE_S = 40.0
 ALL = ingest_pb2.DefinitionBatch(definitions=[P, S, L, M])
@@ -240,6 +240,30 @@ def test_a_finished_run_is_evaluated(starter: Starter) -> None:
         assert (base, verdict) == (None, "no_verdict")
         assert reason != ""
     assert served.end() == 0
+
+
+def test_a_request_asked_of_one_replica_reaches_a_rank_at_another(starter: Starter) -> None:
+    """Both share the database; the one that is asked over HTTP holds no stream."""
+    holds, other = starter.start(), starter.start()
+    assert holds.db == other.db
+    captures = f"{other.http}/api/v1/runs/{run_id(1)}/captures"
+
+    async def report() -> None:
+        async with Agent(holds.grpc_port) as agent:
+            await agent.hello()
+            asked = await asyncio.to_thread(httpx.post, captures, json={"ranks": [0], "steps": 1, "author": "Ada"})
+            assert asked.json()["requests"][0]["state"] == "asked"
+            assert await agent.receive() == ingest_pb2.CaptureRequest(number=1, steps=1)
+            await agent.send(frames=frames(capture(5, request=1)))
+            assert await agent.receive() == ingest_pb2.Ack(acked_frame=1)
+
+    asyncio.run(report())
+    form = httpx.get(captures).json()
+    assert [(request["state"], request["captured_steps"]) for request in form["requests"]] == [("captured", [5])]
+    assert [(found["rank"], found["step"], found["request"]) for found in form["captures"]] == [(0, 5, 1)]
+    tree = httpx.get(f"{captures}/0/5").json()
+    assert [record["depth"] for record in tree["records"]] == [0, 1, 2, 3, 4, 2]
+    assert (holds.end(), other.end()) == (0, 0)
 
 
 @pytest.mark.parametrize(("variable", "option"), [("HTTP", "--http-listen"), ("GRPC", "--grpc-listen")])

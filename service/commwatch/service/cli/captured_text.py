@@ -44,13 +44,14 @@ def show_captured(
 def _print(form: forms.Capture, captured: CapturedStep, shown: list[int], *, mesh: bool) -> None:
     summary = captured.summary
     click.echo(printing.run_line(form["run"]))
-    counts = f"{summary.records} records, {summary.collectives} collectives"
+    counts = f"{printing.count(summary.records, 'record')}, {printing.count(summary.collectives, 'collective')}"
     part = f", {len(shown)} shown" if len(shown) < len(captured.records) else ""
     printing.labelled("captured", f"step {summary.step} of rank {summary.rank}: {counts}{part}")
     if summary.dropped_records or summary.reason:
         why = f": {summary.reason}" if summary.reason else ""
-        printing.labelled("left out", f"{summary.dropped_records} records{why}")
+        printing.labelled("left out", f"{printing.count(summary.dropped_records, 'record')}{why}")
     if not summary.whole:
-        printing.labelled("incomplete", f"only {summary.parts} parts arrived; the others are missing")
+        only = "part 1" if summary.parts == 1 else f"{summary.parts} parts"
+        printing.labelled("incomplete", f"only {only} arrived; the last is missing")
     for line in tree_lines(captured, shown, mesh=mesh):
         click.echo(line)

@@ -41,11 +41,11 @@ def _sums(found: forms.Completeness) -> str:
     parts = []
     if found["expected"] or found["recorded"] or not found["unverified"]:
         parts.append(f"{found['recorded']:,} of {found['expected']:,} collectives")
+    parts.append(f"{found['unattributed']:,} without module")
     parts += [
         f"{item['recorded']:,} not verifiable ({_group(item['group'])}, no second source)"
         for item in found["unverified"]
     ]
-    parts.append(f"{found['unattributed']:,} without module")
     if found["silent_ranks"]:
         parts.append(f"not reported by {ranks_in_words(found['silent_ranks']).lower()}")
     return ", ".join(parts)

@@ -9,6 +9,7 @@ from commwatch.service.cli import printing
 from commwatch.service.cli.asking import EXIT_SAME, Asking, asks_service, with_git
 
 _INDENT = "  "
+_LABEL = 13
 
 
 @click.command()
@@ -30,13 +31,13 @@ def explain(asking: Asking, run: str, site: str, workload: str | None) -> int:
 
 def _print(found: forms.Explanation) -> None:
     click.echo(printing.run_line(found["run"]))
-    printing.labelled("site", found["site"]["site"])
+    printing.labelled("site", found["site"]["site"], _LABEL)
     for link in found["chain"]:
-        printing.labelled(link["link"], link["text"], 13)
+        printing.labelled(link["link"], link["text"], _LABEL)
     path = found["path"]
     if path is not None:
         click.echo(f"captured in step {path['step']} of rank {path['rank']}:")
         for record in path["records"]:
             click.echo(f"{_INDENT * (record['depth'] + 1)}{record['text']}")
     if found["remedy"] is not None:
-        printing.labelled("what helps", found["remedy"], 13)
+        printing.labelled("what helps", found["remedy"], _LABEL)

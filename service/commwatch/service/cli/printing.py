@@ -100,17 +100,18 @@ def age(then_unix_ns: int, now_unix_ns: int) -> str:
 def _left_out_parts(part: forms.LeftOut) -> list[str]:
     parts = []
     if part["warm_up_steps"]:
-        parts.append(f"{_count(part['warm_up_steps'], 'step')} before the steady pattern")
+        parts.append(f"{count(part['warm_up_steps'], 'step')} before the steady pattern")
     if part["other_steps"]:
-        parts.append(f"{_count(part['other_steps'], 'step')} of other patterns")
+        parts.append(f"{count(part['other_steps'], 'step')} of other patterns")
     if part["unordered_steps"]:
-        parts.append(f"{_count(part['unordered_steps'], 'step')} without order")
+        parts.append(f"{count(part['unordered_steps'], 'step')} without order")
     if part["unfinished"]:
         parts.append("calls after the last finished step")
     if part["unstored_steps"]:
-        parts.append(f"{_count(part['unstored_steps'], 'step')} that never arrived")
+        parts.append(f"{count(part['unstored_steps'], 'step')} that never arrived")
     return parts
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """``1 step``, ``12,345 steps``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

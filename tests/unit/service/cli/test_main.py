@@ -64,7 +64,7 @@ def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: commwatch COMMAND")
 
 
-@pytest.mark.parametrize("command", ["runs", "show", "compare", "alerts", "accept", "gate"])
+@pytest.mark.parametrize("command", ["runs", "show", "explain", "capture", "compare", "alerts", "accept", "gate"])
 def test_every_command_that_asks_takes_json_url_and_project(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out

@@ -49,6 +49,10 @@ def test_pages_of_runs_follow_each_other(store: Store, api: TestClient) -> None:
         ("runs?state=odd", "state: Input should be 'running', 'complete' or 'lost'"),
         ("alerts?limit=501", "limit: Input should be less than or equal to 500"),
         ("compare?base=a", "head: Field required"),
+        ("runs/main/captures/-1/3", "rank: Input should be greater than or equal to 0"),
+        ("runs/main/captures/0/0", "step: Input should be greater than or equal to 1"),
+        ("runs/main/captures/x/1", "rank: Input should be a valid integer, unable to parse string as an integer"),
+        ("explain?run=main", "site: Field required"),
         ("gate?base=a&head=b&strict=perhaps", "strict: Input should be a valid boolean, unable to interpret input"),
     ],
 )
@@ -56,6 +60,35 @@ def test_values_out_of_their_limits_are_422(api: TestClient, path: str, message:
     response = api.get(f"/api/v1/{path}")
     assert response.status_code == 422
     assert response.json() == {"error": {"code": "invalid_request", "message": message, "matches": [], "ref": None}}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"ranks": []}, "ranks: List should have at least 1 item after validation, not 0"),
+        ({"ranks": list(range(65))}, "ranks: List should have at most 64 items after validation, not 65"),
+        ({"ranks": [-1]}, "ranks.0: Input should be greater than or equal to 0"),
+        ({"ranks": [2**31]}, f"ranks.0: Input should be less than or equal to {2**31 - 1}"),
+        ({"steps": 0}, "steps: Input should be greater than or equal to 1"),
+        ({"steps": 17}, "steps: Input should be less than or equal to 16"),
+        ({"author": " "}, "author: String should have at least 1 character"),
+        ({"level": "ops"}, "level: Extra inputs are not permitted"),
+    ],
+)
+def test_what_is_asked_for_has_limits(store: Store, api: TestClient, body: dict[str, object], message: str) -> None:
+    run = Job(1, STEP, world_size=1).feed(store)
+    response = api.post("/api/v1/runs/main/captures", json={"ranks": [0], "author": "Ada", **body})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid_request")
+    assert response.json()["error"]["message"] == message
+    assert store.capture_requests(run.id) == []
+
+
+def test_a_branch_that_ends_in_captures_is_still_shown(store: Store, api: TestClient) -> None:
+    Job(1, STEP, branch="fix/captures").feed(store)
+    assert api.get("/api/v1/runs/fix/captures").json()["run"]["id"] == run_id(1)
+    assert api.get("/api/v1/runs/fix/captures/captures").json()["captures"] == []
+    error = api.get("/api/v1/runs/mian/captures").json()["error"]
+    assert (error["code"], error["ref"]) == ("unknown_ref", "mian")
 
 
 def test_unknown_name_is_404_and_known_commit_without_a_run_too(store: Store, api: TestClient) -> None:

@@ -11,10 +11,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from commwatch.client import forms
-from commwatch.service.domain.records import Line
+from commwatch.service.domain.captures import Capture
+from commwatch.service.domain.records import Completeness, Frame, Line, Progress, RankKey
+from commwatch.service.store.contract import Store, StreamWrite
 from commwatch.service.store.opening import open_store
 from commwatch.service.verdicts import evaluate
 from commwatch.service.web import create_app
+from tests.contract.samples import capture, completeness
 from tests.unit.service.domain.jobs import IMPLICIT, NOW, Calls, Job, layers
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "json.md"
@@ -42,8 +45,30 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     base.feed(store)
     head.feed(store)
     evaluate(store, head.id, NOW)
+    _capture(store, head)
+    odd = Job(3, GOOD, commit=9, branch="odd")
+    odd.feed(store)
+    _say_all(store, odd)
     yield TestClient(create_app(store, clock=lambda: NOW))
     store.close()
+
+
+def _capture(store: Store, job: Job) -> None:
+    """A captured step that a request asked for."""
+    store.ask_captures(job.id, [0], 1, "Ada", NOW)
+    _send(store, job, capture(5, request=1))
+
+
+def _say_all(store: Store, job: Job) -> None:
+    """Everything a rank may say about completeness and cost."""
+    last = Progress(1, 10, 10, 10, 0, 0, 0, "", 10, 1, 0, 5, 90)
+    _send(store, job, completeness(8, 10, 5), last)
+
+
+def _send(store: Store, job: Job, content: Capture | Completeness, last: Progress | None = None) -> None:
+    (rank,) = [rank for rank in store.ranks(job.id) if rank.rank == 0]
+    frame = Frame(rank.acked_frame + 1, content)
+    store.apply([StreamWrite(RankKey(job.id, 0, 0), job.project, [frame], progress=last)], NOW)
 
 
 def get(api: TestClient, path: str) -> Form:
@@ -63,6 +88,7 @@ def first(form: Form, *path: str) -> Form:
 
 
 GATE = "gate?base=main~1&head=main"
+CAPTURE = "runs/main/captures/0/5"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +108,19 @@ GATE = "gate?base=main~1&head=main"
         (GATE, (), ["Comparison", "Gate"], forms.Gate),
         (GATE, ("changes",), ["Site", "Change"], forms.Change),
         (GATE, ("payload",), ["Payload"], forms.Payload),
+        ("runs/odd", (), ["Report"], forms.Report),
+        ("runs/odd", ("ranks",), ["Rank"], forms.Rank),
+        ("runs/odd", ("ranks", "completeness"), ["Rank completeness"], forms.RankCompleteness),
+        ("runs/odd", ("completeness",), ["Completeness"], forms.Completeness),
+        ("runs/odd", ("cost",), ["Cost"], forms.Cost),
+        ("explain?run=main&site=all_gather:*", (), ["Explanation"], forms.Explanation),
+        ("explain?run=main&site=all_gather:*", ("path",), ["Path"], forms.Path),
+        ("runs/main/captures", (), ["Captures"], forms.Captures),
+        ("runs/main/captures", ("captures",), ["Capture summary"], forms.CaptureSummary),
+        ("runs/main/captures", ("requests",), ["Request"], forms.CaptureRequest),
+        (CAPTURE, (), ["Capture"], forms.Capture),
+        (CAPTURE, ("calls",), ["Captured call"], forms.CapturedCall),
+        (CAPTURE, ("records",), ["Captured record"], forms.CapturedRecord),
         ("alerts", (), ["Alerts"], forms.Alerts),
         ("alerts", ("alerts",), ["Alert"], forms.Alert),
     ],
@@ -95,6 +134,45 @@ def test_every_field_is_documented_and_typed(
     assert fields <= in_words
     # Words in code in the first column are fields of the form, or of what is in it.
     assert in_words - fields == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "into", "typed"),
+    [
+        ("runs/main", ("captured",), forms.CapturedAt),
+        ("runs/odd", ("ranks", "completeness", "groups"), forms.GroupCompleteness),
+        ("runs/odd", ("completeness", "unverified"), forms.Unverified),
+        ("runs/odd", ("completeness", "different"), forms.GroupDifference),
+        ("runs/odd", ("completeness", "unequal"), forms.UnequalSteps),
+        ("runs/odd", ("cost", "ns_per_step"), forms.Fraction),
+        ("explain?run=main&site=all_gather:*", ("chain",), forms.Link),
+        ("explain?run=main&site=all_gather:*", ("path", "records"), forms.PathRecord),
+        (CAPTURE, ("lines",), forms.Line),
+    ],
+)
+def test_parts_of_forms_are_typed(api: TestClient, path: str, into: tuple[str, ...], typed: type) -> None:
+    assert set(first(get(api, path), *into)) == _fields(typed)
+
+
+def test_parts_of_captured_calls_are_typed(api: TestClient) -> None:
+    calls = cast("list[forms.CapturedCall]", get(api, CAPTURE)["calls"])
+    redistribute, collective, tensor = calls[2]["redistribute"], calls[4]["collectives"][0], calls[1]["arguments"][0]
+    assert redistribute is not None
+    assert set(redistribute) == _fields(forms.CapturedRedistribute)
+    assert set(collective) == _fields(forms.CapturedCollective)
+    assert set(tensor) == {"name", "tensor"}
+    assert set(tensor["tensor"]) == _fields(forms.CapturedTensor)
+    assert set(calls[4]["arguments"][1]) == {"name", "text"}
+
+
+def test_what_was_asked_is_documented(api: TestClient) -> None:
+    form = api.post("/api/v1/runs/odd/captures", json={"ranks": [0, 1], "author": "Ada"}).json()
+    assert set(form) == documented("Asked") == _fields(forms.CaptureRequests)
+    assert [set(request) for request in form["requests"]] == [documented("Request")] * 2
+    assert [(request["number"], request["rank"], request["steps"]) for request in form["requests"]] == [
+        (1, 0, 1),
+        (1, 1, 1),
+    ]
 
 
 def test_scaled_sites_are_changes_without_severity(api: TestClient) -> None:
