@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +21,10 @@ from commwatch.agent.debug.module_entries import ModuleEntries
 from commwatch.agent.debug.snapshot import Snapshots
 from commwatch.agent.debug.stacks import ForwardStacks, LazyStack
 from commwatch.agent.debug.torch_private import in_benchmark, stack_depth
+from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.torch_private import current_autograd_node
+
+_T = TypeVar("_T")
 
 MAX_RECORDS = 1_000_000
 """Records kept by default; later ones are counted in ``dropped_records``."""
@@ -59,7 +62,7 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
     """A dispatch mode that keeps a tree of records in ``operators``, in order, each with its ``call_depth``.
 
     The flags are those of torch's ``DebugMode``. ``max_records`` bounds memory. No tensor is kept alive, unless
-    ``store_original_args`` asks for it.
+    ``store_original_args`` asks for it. An error of the recorder's own ends the recording and stands in ``failure``.
     """
 
     def __init__(
@@ -112,7 +115,9 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         """Forget every record; tensor ids begin again."""
         self.operators: list[Any] = []
         self.dropped_records = 0
+        self.failure: Exception | None = None
         self.call_depth = 0
+        self._open_ranges = 0
         self.ignored_record_functions = 0
         self.current_nn_module_stack: list[str] = []
         self.fx_stack_trace: str | None = None
@@ -153,61 +158,46 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         keywords = kwargs if kwargs is not None else {}
-        call = self._op(_OpFacts(func), "torch_function", args, keywords, self.call_depth)
+        call = self._guarded(lambda: self._op(_OpFacts(func), "torch_function", args, keywords, self.call_depth))
         self.call_depth += 1
         try:
             result = func(*args, **keywords)
             if call is not None and self.record_output:
-                call.output = self._take(result)
+                self._output(call, result)
             return result
         finally:
             self.call_depth -= 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        facts = self._ops.get(id(func))
-        if facts is None:
-            facts = self._ops[id(func)] = _OpFacts(func)
-        if facts.special:
-            handled, result = self._special(facts, args, kwargs)
-            if handled:
-                return result
         call = None
-        if types or stack_depth():
-            kind = self._kind(facts, types)
-            if kind == "dtensor_op":
-                self._op(facts, kind, args, kwargs, self.call_depth)
-                return NotImplemented
-            if kind is not None:
-                call = self._op(facts, kind, args, kwargs, self.call_depth + 1)
-        elif self.record_realtensor:
-            call = self._op(facts, "op", args, kwargs, self.call_depth + 1)
+        if self.failure is None:
+            try:
+                facts = self._ops.get(id(func))
+                if facts is None:
+                    facts = self._ops[id(func)] = _OpFacts(func)
+                if facts.special:
+                    handled = self._special(facts, args)
+                    if handled is not None:
+                        return handled(self, *args, **(kwargs or {}))
+                if types or stack_depth():
+                    call = self._of_types(facts, types, args, kwargs)
+                elif self.record_realtensor:
+                    call = self._op(facts, "op", args, kwargs, self.call_depth + 1)
+            except Exception as error:  # noqa: BLE001  the recorder may fail, the job's op may not
+                self._fail(error)
+        if _DTENSOR in types:
+            return NotImplemented
         if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         if _pre_log_hooks or _record_hooks or _log_hooks:
             return self._with_hooks(call, func, types, args, kwargs or {})
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self.record_output:
-            call.output = self._take(result)
+            try:
+                call.output = self._take(result)
+            except Exception as error:  # noqa: BLE001  as above
+                self._fail(error)
         return result
-
-    def _with_hooks(self, call: OpCall, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        private.run_pre_hooks(call, func, types, args, kwargs)
-        result = func(*args, **kwargs)
-        if self.record_output:
-            call.output = self._take(result)
-        private.run_hooks(call, func, types, args, kwargs, result)
-        return result
-
-    def _special(self, facts: _OpFacts, args: tuple[Any, ...], kwargs: Any) -> tuple[bool, Any]:
-        """Ops that tell of ranges, annotations and subgraphs. The first element says whether the op is done."""
-        if facts.special == "range":
-            self._range(facts.op, args)
-        elif facts.special == "annotation":
-            self._handle_annotate(args[0])
-            return True, None
-        elif facts.special == "subgraph":
-            return True, private.subgraph_handler(facts.op)(self, *args, **(kwargs or {}))
-        return False, None
 
     def record_redistribute_calls(
         self,
@@ -218,11 +208,11 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         is_explicit: bool = False,
     ) -> _Redistribute:
         """DTensor decides on a redistribute (``arg`` is the argument's index), or does one (``arg`` is the tensor)."""
-        with private.no_functions():  # what is read here is no function of the program
-            value = arg if isinstance(arg, int) else self._take(arg)
-            src, dst = self._take(src_placement), self._take(dst_placement)
-        depth = self.call_depth + 1
-        self._keep(RedistributeCall(value, src, dst, transform_info_str, depth, explicit=is_explicit))
+        if self.failure is None:
+            try:
+                self._redistribute(arg, src_placement, dst_placement, transform_info_str, explicit=is_explicit)
+            except Exception as error:  # noqa: BLE001  as above
+                self._fail(error)
         other = private.other_listener(self)
         theirs = None
         if other is not None:
@@ -233,18 +223,38 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
 
     def record_output_placements(self, output_spec: Any) -> None:
         """DTensor chose the placements of an op's output."""
-        if self.record_output:
+
+        def record() -> None:
             self._keep(OutputPlacementCall(str(self._take(output_spec)), self.call_depth + 1))
+
+        if self.record_output:
+            self._guarded(record)
         other = private.other_listener(self)
         if other is not None:
             other.record_output_placements(output_spec)
 
     # Records
 
-    def _kind(self, facts: _OpFacts, types: Any) -> str | None:
-        """The kind of an op that may be none on plain tensors; None when it is not recorded."""
+    def _redistribute(self, arg: Any, src: Any, dst: Any, trace: str | None, *, explicit: bool) -> None:
+        take = self._take
+        if not self.record_torchfunction:
+            value = arg if type(arg) is int else take(arg)
+            call = RedistributeCall(value, take(src), take(dst), trace, self.call_depth + 1, explicit=explicit)
+        else:
+            with private.no_functions():  # what is read here is no function of the program
+                value = arg if type(arg) is int else take(arg)
+                call = RedistributeCall(value, take(src), take(dst), trace, self.call_depth + 1, explicit=explicit)
+        self._keep(call)
+
+    def _of_types(self, facts: _OpFacts, types: Any, args: tuple[Any, ...], kwargs: Any) -> OpCall | None:
+        """An op that may be none on plain tensors."""
         if _DTENSOR in types:
-            return "dtensor_op"
+            return self._op(facts, "dtensor_op", args, kwargs, self.call_depth)
+        kind = self._kind(facts, types)
+        return self._op(facts, kind, args, kwargs, self.call_depth + 1) if kind is not None else None
+
+    def _kind(self, facts: _OpFacts, types: Any) -> str | None:
+        """The kind of an op that is none on DTensors; None when it is not recorded."""
         depth = stack_depth()
         if private.FAKE_TENSOR in types or (depth and isinstance(private.stack_at(depth - 1), private.FAKE_MODE)):
             return "fake_op" if self.record_faketensor and facts.special != "device" else None
@@ -302,7 +312,49 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         else:
             call.forward_stack = self._forward_stacks.current()
 
+    def _output(self, call: OpCall, result: Any) -> None:
+        def take() -> None:
+            call.output = self._take(result)
+
+        self._guarded(take)
+
+    def _with_hooks(self, call: OpCall, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Hooks are the user's: what they raise is theirs."""
+        private.run_pre_hooks(call, func, types, args, kwargs)
+        result = func(*args, **kwargs)
+        if self.record_output:
+            self._output(call, result)
+        private.run_hooks(call, func, types, args, kwargs, result)
+        return result
+
+    # Failure
+
+    def _guarded(self, work: Callable[[], _T]) -> _T | None:
+        """Do it unless the recording failed before; a failure ends the recording, not the job."""
+        if self.failure is None:
+            try:
+                return work()
+            except Exception as error:  # noqa: BLE001  the recorder may fail, the job may not
+                self._fail(error)
+        return None
+
+    def _fail(self, error: Exception) -> None:
+        if raised_by_signal(error):
+            raise error
+        self.failure = error
+
     # Ranges, annotations and modules
+
+    def _special(self, facts: _OpFacts, args: tuple[Any, ...]) -> Any:
+        """Ops that tell of ranges, annotations and subgraphs. Returns what is to run in the op's place, or None."""
+        if facts.special == "range":
+            self._range(facts.op, args)
+        elif facts.special == "annotation":
+            self._handle_annotate(args[0])
+            return _nothing
+        elif facts.special == "subgraph":
+            return private.subgraph_handler(facts.op)
+        return None
 
     def _range(self, func: Any, args: tuple[Any, ...]) -> None:
         if not self.record_profiler_context:
@@ -310,12 +362,14 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         if func is private.EXIT_RANGE:
             if self.ignored_record_functions:
                 self.ignored_record_functions -= 1
-            else:
+            elif self._open_ranges:  # one that was entered before the mode leaves no depth behind
+                self._open_ranges -= 1
                 self.call_depth -= 1
         elif str(args[0]).startswith(_QUIET_RANGES):
             self.ignored_record_functions += 1
         else:
             self._keep(AnnotateCall(args[0], "record function", "record_function", self.call_depth))
+            self._open_ranges += 1
             self.call_depth += 1
 
     def _handle_annotate(self, tag: Any) -> None:
@@ -328,6 +382,10 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         self._keep(AnnotateCall(fqn, header, "module", self.call_depth + 1))
         self.current_nn_module_stack.append(fqn)
         self.call_depth += 1
+
+
+def _nothing(*_args: Any) -> None:
+    """What an annotation does."""
 
 
 class _Redistribute:

@@ -88,6 +88,18 @@ class Text:
         return self._inside
 
 
+class _Quoted(Text):
+    """A text that is quoted where it stands in a list."""
+
+    __slots__ = ()
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
 class _Object(Text):
     """A boxed C++ object: its class's text, and its address for where it stands in a list."""
 
@@ -200,8 +212,9 @@ class Snapshots:
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
         if private.is_spec(value):
-            text = private.placements_text(value)
-            return Text(text, repr(text))
+            return _Quoted(self._of_spec(value)[0])
+        if private.is_placement(value):
+            return value
         if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
             return _storage(value)
         if pytree.tree_is_leaf(value):

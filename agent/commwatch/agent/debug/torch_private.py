@@ -151,18 +151,23 @@ def spec_of(tensor: Any) -> Any:
     return tensor._spec
 
 
+_Spec: Any = torch.distributed.tensor._dtensor_spec.DTensorSpec
+_Placement: Any = torch.distributed.tensor.placement_types.Placement
+
+
 def is_spec(value: Any) -> bool:
     """Whether an argument is a DTensorSpec."""
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    return isinstance(value, _Spec)
 
-    return isinstance(value, DTensorSpec)
+
+def is_placement(value: Any) -> bool:
+    """Whether an argument is a Placement, which never changes."""
+    return isinstance(value, _Placement)
 
 
 def placements_text(spec: Any) -> str:
     """Placements in mesh order, in torch's short form: ``S(0)R``."""
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
-
-    text: str = DTensorSpec.format_shard_order_str(spec.placements, getattr(spec, "shard_order", None))
+    text: str = _Spec.format_shard_order_str(spec.placements, getattr(spec, "shard_order", None))
     return text
 
 
@@ -213,8 +218,13 @@ def name_of(op: Any) -> str:
     return str(name).partition(".")[0]
 
 
-def computes_fakes(args: Any) -> bool:
-    """Whether an op with these arguments computes on fake tensors, as tracing and sharding propagation do."""
+def computes_fakes(args: Any, types: Any) -> bool:
+    """Whether an op with these arguments computes on fake tensors, as tracing and sharding propagation do.
+
+    ``types`` are the subclasses among them; the mode that asks is not on the stack.
+    """
+    if not types and not stack_depth() and torch._guards.TracingContext.try_get() is None:
+        return False
     try:
         return torch._guards.detect_fake_mode(args) is not None
     except AssertionError:  # several fake modes at once
