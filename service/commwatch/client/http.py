@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from commwatch.client import forms
+from commwatch.client import capture_forms, forms
 from commwatch.client.errors import NotFoundError, RefusedError, UnreachableError
 
 DEFAULT_URL = "http://127.0.0.1:8430"
@@ -103,26 +103,26 @@ class Client:
         found = self._ask("POST", path, {"workload": workload}, {"reason": reason, "author": author})
         return cast(forms.Acceptance, found)
 
-    def explain(self, ref: str, site: str, *, workload: str | None = None) -> forms.Explanation:
+    def explain(self, ref: str, site: str, *, workload: str | None = None) -> capture_forms.Explanation:
         """Why the calls of one site of a run are there. ``site`` is the start of its id, or ``[kind:]module``."""
-        return cast(forms.Explanation, self._get("explain", {"run": ref, "site": site, "workload": workload}))
+        return cast(capture_forms.Explanation, self._get("explain", {"run": ref, "site": site, "workload": workload}))
 
-    def captures(self, ref: str, *, workload: str | None = None) -> forms.Captures:
+    def captures(self, ref: str, *, workload: str | None = None) -> capture_forms.Captures:
         """What was captured of a run, and what was asked for."""
-        return cast(forms.Captures, self._get(f"runs/{quote(ref)}/captures", {"workload": workload}))
+        return cast(capture_forms.Captures, self._get(f"runs/{quote(ref)}/captures", {"workload": workload}))
 
-    def capture(self, ref: str, rank: int, step: int, *, workload: str | None = None) -> forms.Capture:
+    def capture(self, ref: str, rank: int, step: int, *, workload: str | None = None) -> capture_forms.Capture:
         """One captured step of one rank."""
         path = f"runs/{quote(ref)}/captures/{rank}/{step}"
-        return cast(forms.Capture, self._get(path, {"workload": workload}))
+        return cast(capture_forms.Capture, self._get(path, {"workload": workload}))
 
     def ask_captures(
         self, ref: str, ranks: Sequence[int], steps: int, author: str, *, workload: str | None = None
-    ) -> forms.CaptureRequests:
+    ) -> capture_forms.CaptureRequests:
         """Ask ranks of a running run to capture their next ``steps`` steps. Answers at once."""
         body = {"ranks": list(ranks), "steps": steps, "author": author}
         found = self._ask("POST", f"runs/{quote(ref)}/captures", {"workload": workload}, body)
-        return cast(forms.CaptureRequests, found)
+        return cast(capture_forms.CaptureRequests, found)
 
     def _get(self, path: str, parameters: _Parameters) -> dict[str, object]:
         return self._ask("GET", path, parameters, None)

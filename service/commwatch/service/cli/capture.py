@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from commwatch.client import forms
+from commwatch.client import capture_forms
 from commwatch.service.cli import printing
 from commwatch.service.cli.asking import Asking, asker, asks_service, with_git
 from commwatch.service.domain.captures import MAX_REQUEST_RANKS, MAX_REQUEST_STEPS
@@ -71,15 +71,15 @@ def capture(
     asked = with_git([run], lambda ref: asking.client.ask_captures(ref, ranks, steps, who, workload=workload))
     run_id, number = asked["run"]["id"], asked["requests"][0]["number"]
     found = asked["requests"] if no_wait else _wait(asking, run_id, asked["requests"], number, wait_s)
-    answer: forms.CaptureRequests = {**asked, "requests": found}
+    answer: capture_forms.CaptureRequests = {**asked, "requests": found}
     asking.answer(answer, lambda: _print(answer))
     good = (*_WAITING, "captured") if no_wait else ("captured",)
     return EXIT_CAPTURED if all(request["state"] in good for request in found) else EXIT_NOT_CAPTURED
 
 
 def _wait(
-    asking: Asking, run_id: str, first: Sequence[forms.CaptureRequest], number: int, wait_s: float
-) -> list[forms.CaptureRequest]:
+    asking: Asking, run_id: str, first: Sequence[capture_forms.CaptureRequest], number: int, wait_s: float
+) -> list[capture_forms.CaptureRequest]:
     """The requests as they are when all are answered or the wait is over; progress goes to standard error."""
     deadline = time.monotonic() + wait_s
     found, told = list(first), dict[int, str]()
@@ -97,13 +97,13 @@ def _wait(
         found = [request for request in requests if request["number"] == number]
 
 
-def _state(request: forms.CaptureRequest) -> str:
+def _state(request: capture_forms.CaptureRequest) -> str:
     words = _IN_WORDS.get(request["state"], f"{request['state']}: {request['reason']}")
     done = len(request["captured_steps"])
     return f"{words}, {done} of {request['steps']} steps" if done and request["state"] in _WAITING else words
 
 
-def _print(answer: forms.CaptureRequests) -> None:
+def _print(answer: capture_forms.CaptureRequests) -> None:
     short = answer["run"]["short_id"]
     for request in answer["requests"]:
         label = f"rank {request['rank']}"

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from commwatch.client import forms
+from commwatch.client import capture_forms
 from commwatch.service.cli import printing
 from commwatch.service.cli.asking import Asking, with_git
 from commwatch.service.domain.capture_text import tree_lines
@@ -21,7 +21,7 @@ def show_captured(
 ) -> None:
     """Print a captured step: of the lowest rank that captured it unless one is named. Raises ClientError."""
 
-    def ask(ref: str) -> forms.Capture:
+    def ask(ref: str) -> capture_forms.Capture:
         found = rank
         if found is None:
             captured = [
@@ -37,11 +37,11 @@ def show_captured(
     captured = captured_step_from_json(form)
     shown = select(captured, wanted)
     records = tuple(captured.records[index] for index in shown)
-    filtered = cast(forms.Capture, {**form, **captured_step_to_json(replace(captured, records=records))})
+    filtered = cast(capture_forms.Capture, {**form, **captured_step_to_json(replace(captured, records=records))})
     asking.answer(filtered, lambda: _print(form, captured, shown, mesh=mesh))
 
 
-def _print(form: forms.Capture, captured: CapturedStep, shown: list[int], *, mesh: bool) -> None:
+def _print(form: capture_forms.Capture, captured: CapturedStep, shown: list[int], *, mesh: bool) -> None:
     summary = captured.summary
     click.echo(printing.run_line(form["run"]))
     counts = f"{printing.count(summary.records, 'record')}, {printing.count(summary.collectives, 'collective')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from commwatch.client import forms
+from commwatch.client import capture_forms
 from commwatch.service.cli import printing
 from commwatch.service.cli.asking import EXIT_SAME, Asking, asks_service, with_git
 
@@ -29,7 +29,7 @@ def explain(asking: Asking, run: str, site: str, workload: str | None) -> int:
     return EXIT_SAME
 
 
-def _print(found: forms.Explanation) -> None:
+def _print(found: capture_forms.Explanation) -> None:
     click.echo(printing.run_line(found["run"]))
     printing.labelled("site", found["site"]["site"], _LABEL)
     for link in found["chain"]:

@@ -2,7 +2,8 @@
 
 Ids are UUIDs and hashes 32 hexadecimal characters, both as text; times are Unix nanoseconds; sizes are bytes.
 Primary and unique keys of tables that grow with runs include the run's id, so that they can be distributed by it;
-content-addressed tables are keyed by (project, hash). Bodies are ``codec`` blobs.
+content-addressed tables are keyed by (project, hash). Bodies are ``codec`` blobs. All tables stand in this one file,
+however long, because it is read as one.
 """
 
 from __future__ import annotations

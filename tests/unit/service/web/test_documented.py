@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from fastapi.testclient import TestClient
 
-from commwatch.client import forms
+from commwatch.client import capture_forms, forms
 from commwatch.service.domain.captures import Capture
 from commwatch.service.domain.records import Completeness, Frame, Line, Progress, RankKey
 from commwatch.service.store.contract import Store, StreamWrite
@@ -113,14 +113,14 @@ CAPTURE = "runs/main/captures/0/5"
         ("runs/odd", ("ranks", "completeness"), ["Rank completeness"], forms.RankCompleteness),
         ("runs/odd", ("completeness",), ["Completeness"], forms.Completeness),
         ("runs/odd", ("cost",), ["Cost"], forms.Cost),
-        ("explain?run=main&site=all_gather:*", (), ["Explanation"], forms.Explanation),
-        ("explain?run=main&site=all_gather:*", ("path",), ["Path"], forms.Path),
-        ("runs/main/captures", (), ["Captures"], forms.Captures),
-        ("runs/main/captures", ("captures",), ["Capture summary"], forms.CaptureSummary),
-        ("runs/main/captures", ("requests",), ["Request"], forms.CaptureRequest),
-        (CAPTURE, (), ["Capture"], forms.Capture),
-        (CAPTURE, ("calls",), ["Captured call"], forms.CapturedCall),
-        (CAPTURE, ("records",), ["Captured record"], forms.CapturedRecord),
+        ("explain?run=main&site=all_gather:*", (), ["Explanation"], capture_forms.Explanation),
+        ("explain?run=main&site=all_gather:*", ("path",), ["Path"], capture_forms.Path),
+        ("runs/main/captures", (), ["Captures"], capture_forms.Captures),
+        ("runs/main/captures", ("captures",), ["Capture summary"], capture_forms.CaptureSummary),
+        ("runs/main/captures", ("requests",), ["Request"], capture_forms.CaptureRequest),
+        (CAPTURE, (), ["Capture"], capture_forms.Capture),
+        (CAPTURE, ("calls",), ["Captured call"], capture_forms.CapturedCall),
+        (CAPTURE, ("records",), ["Captured record"], capture_forms.CapturedRecord),
         ("alerts", (), ["Alerts"], forms.Alerts),
         ("alerts", ("alerts",), ["Alert"], forms.Alert),
     ],
@@ -145,8 +145,8 @@ def test_every_field_is_documented_and_typed(
         ("runs/odd", ("completeness", "different"), forms.GroupDifference),
         ("runs/odd", ("completeness", "unequal"), forms.UnequalSteps),
         ("runs/odd", ("cost", "ns_per_step"), forms.Fraction),
-        ("explain?run=main&site=all_gather:*", ("chain",), forms.Link),
-        ("explain?run=main&site=all_gather:*", ("path", "records"), forms.PathRecord),
+        ("explain?run=main&site=all_gather:*", ("chain",), capture_forms.Link),
+        ("explain?run=main&site=all_gather:*", ("path", "records"), capture_forms.PathRecord),
         (CAPTURE, ("lines",), forms.Line),
     ],
 )
@@ -155,19 +155,19 @@ def test_parts_of_forms_are_typed(api: TestClient, path: str, into: tuple[str, .
 
 
 def test_parts_of_captured_calls_are_typed(api: TestClient) -> None:
-    calls = cast("list[forms.CapturedCall]", get(api, CAPTURE)["calls"])
+    calls = cast("list[capture_forms.CapturedCall]", get(api, CAPTURE)["calls"])
     redistribute, collective, tensor = calls[2]["redistribute"], calls[4]["collectives"][0], calls[1]["arguments"][0]
     assert redistribute is not None
-    assert set(redistribute) == _fields(forms.CapturedRedistribute)
-    assert set(collective) == _fields(forms.CapturedCollective)
+    assert set(redistribute) == _fields(capture_forms.CapturedRedistribute)
+    assert set(collective) == _fields(capture_forms.CapturedCollective)
     assert set(tensor) == {"name", "tensor"}
-    assert set(tensor["tensor"]) == _fields(forms.CapturedTensor)
+    assert set(tensor["tensor"]) == _fields(capture_forms.CapturedTensor)
     assert set(calls[4]["arguments"][1]) == {"name", "text"}
 
 
 def test_what_was_asked_is_documented(api: TestClient) -> None:
     form = api.post("/api/v1/runs/odd/captures", json={"ranks": [0, 1], "author": "Ada"}).json()
-    assert set(form) == documented("Asked") == _fields(forms.CaptureRequests)
+    assert set(form) == documented("Asked") == _fields(capture_forms.CaptureRequests)
     assert [set(request) for request in form["requests"]] == [documented("Request")] * 2
     assert [(request["number"], request["rank"], request["steps"]) for request in form["requests"]] == [
         (1, 0, 1),
