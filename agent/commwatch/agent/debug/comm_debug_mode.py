@@ -39,7 +39,7 @@ class _Thread(threading.local):
         self.expected = False
 
 
-class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
+class CommDebugMode(TorchDispatchMode):
     """Counts the collectives of a block, by op and by module, and lists the ops of each module.
 
     A drop-in for ``torch.distributed.tensor.debug.CommDebugMode``: same attributes, methods, keys and texts. Entering
@@ -131,11 +131,13 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch_private.HigherOrder):
+            return func(*args, **kwargs)
         dtensor = any(issubclass(kind, torch_private.DTensor) for kind in types)
-        if isinstance(func, torch_private.HigherOrder) or self.advanced_module_tracker.quiet:
+        if self.advanced_module_tracker.quiet:
             return NotImplemented if dtensor else func(*args, **kwargs)
         if dtensor:  # its own ops are dispatched here again
-            self._observe(func, sys._getframe(1), args, True)
+            self._observe(func, sys._getframe(1), args, types, True)
             return NotImplemented
         key = self._keys.of_packet(torch_private.packet_of(func))
         if key is None:
@@ -146,12 +148,12 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
                 out = func(*args, **kwargs)
             finally:
                 self._thread.expected = before
-        self._observe(func, sys._getframe(1), args, False, key)
+        self._observe(func, sys._getframe(1), args, types, False, key)
         return out
 
-    def _observe(self, func: Any, frame: FrameType, args: Any, dtensor: bool, key: Any = None) -> None:
+    def _observe(self, func: Any, frame: FrameType, args: Any, types: Any, dtensor: bool, key: Any = None) -> None:
         try:
-            fake = not dtensor and torch_private.computes_fakes(args)
+            fake = not dtensor and torch_private.computes_fakes(args, types)
             name, in_backward, again = self.advanced_module_tracker.locate(frame)
             if key is not None and not (fake and traced(frame)):
                 self._count(key, name, in_backward)

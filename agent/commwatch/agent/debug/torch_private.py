@@ -133,6 +133,18 @@ def is_active(mode: Any) -> bool:
     return any(stack_at(index) is mode for index in range(stack_depth()))
 
 
+def on_top() -> Any:
+    """The mode that stands on top of this thread's stack, or None."""
+    depth = stack_depth()
+    return stack_at(depth - 1) if depth else None
+
+
+def program_modes() -> list[Any]:
+    """Modes on this thread's stack that are not torch's own (those have places of their own beneath it)."""
+    modes = [stack_at(index) for index in range(stack_depth())]
+    return [mode for mode in modes if getattr(mode, "_mode_key", None) is None]
+
+
 def subgraph_handler(op: Any) -> Any:
     """How torch's own DebugMode runs the higher-order op ``invoke_subgraph``; None for any other op.
 

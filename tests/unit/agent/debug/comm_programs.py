@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -154,6 +155,30 @@ def two_models(mesh: DeviceMesh) -> Program:
     def run() -> None:
         first()
         second()
+
+    return run
+
+
+def inference(mesh: DeviceMesh) -> Program:
+    model = parallelize_module(MLPModule("cpu"), mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
+    value = torch.rand(8, 10)
+
+    def run() -> None:
+        with torch.inference_mode():
+            model(value)
+
+    return run
+
+
+def dropout(mesh: DeviceMesh) -> Program:
+    sharded = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
+    return lambda: nn.functional.dropout(sharded, 0.5).full_tensor()
+
+
+def fake(_mesh: DeviceMesh) -> Program:
+    def run() -> None:
+        with FakeTensorMode():
+            Trio()(torch.rand(20, 10)).sum().backward()
 
     return run
 
