@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from commwatch.agent import identity
+from commwatch.agent.capture.plan import Plan
 from commwatch.agent.forwarder.start import START_LIMIT_S, start_forwarder
 from commwatch.agent.program.script import script_of
-from commwatch.agent.recorder import torch_private
-from commwatch.agent.recorder.recorder import Recorder
+from commwatch.agent.recorder import features, torch_private
+from commwatch.agent.recorder.recorder import Recorder, SelfTestError
 from commwatch.agent.settings import SettingsError, load
 from commwatch.agent.spool.writer import SpoolWriter
 from commwatch.agent.version import version
@@ -29,12 +30,12 @@ _session: Session | None = None
 class Session:
     """One rank's recorder with its spool and forwarder."""
 
-    def __init__(self, recorder_root: Path, spool: SpoolWriter) -> None:
+    def __init__(self, recorder_root: Path, spool: SpoolWriter, plan: Plan) -> None:
         self._spool = spool
         self._pid = os.getpid()
         self._ended = False
         self._starting: threading.Thread | None = None
-        self.recorder = Recorder(spool, recorder_root, self._failed)
+        self.recorder = Recorder(spool, recorder_root, self._failed, plan)
 
     def begin(self) -> None:
         """Start to record."""
@@ -139,8 +140,17 @@ def start(*, world_size: int, rank: int, store: Any, environ: Mapping[str, str])
     except OSError as error:
         _log.warning("commwatch: not recording: cannot write the spool (COMMWATCH_SPOOL_DIR): %s", error)
         return
-    _session = Session(script.root, spool)
-    _session.begin()
+    session = Session(script.root, spool, settings.capture)
+    try:
+        session.begin()
+    except SelfTestError as error:
+        spool.abandon()
+        _log.warning("commwatch: not recording: %s", error)
+        return
+    _session = session
+    without = features.reduced_text()
+    if without:
+        _log.warning("commwatch: recording less than it could: %s; run `commwatch doctor`", without)
     _session.send(script.root, dict(environ), describe_only=settings.endpoint is None)
 
 

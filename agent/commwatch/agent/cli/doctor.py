@@ -24,7 +24,12 @@ _PROBE = (
     "import json, sys\n"
     "import torch, torch.distributed as dist\n"
     "from commwatch.agent.recorder import torch_private\n"
-    "print(json.dumps({'torch': torch.__version__, 'missing': torch_private.missing(),\n"
+    "missing = torch_private.missing()\n"
+    "if not missing:\n"
+    "    from commwatch.agent.recorder import features, selftest\n"
+    "print(json.dumps({'torch': torch.__version__, 'missing': missing,\n"
+    "                  'reduced': '' if missing else features.reduced_text(),\n"
+    "                  'self_test': '' if missing else selftest.failure(),\n"
     "                  'armed': 'commwatch.agent.activation' in sys.modules}))\n"
 )
 PROBE_LIMIT_S = 120
@@ -83,7 +88,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
             advice="export COMMWATCH_ENDPOINT=127.0.0.1:8431 (and unset COMMWATCH_LEVEL)",
         )
     )
-    findings.append(_torch(environ, asked=asked))
+    findings += _torch(environ, asked=asked)
     findings.append(_spool(settings))
     if settings.endpoint is not None:
         findings.append(_service(settings.endpoint))
@@ -121,7 +126,8 @@ def _autoload(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def _torch(environ: Mapping[str, str], *, asked: bool) -> Finding:
+def _torch(environ: Mapping[str, str], *, asked: bool) -> list[Finding]:
+    """Whether torch can be recorded there, and what the self-test that each rank runs says."""
     try:
         finished = subprocess.run(
             [sys.executable, "-c", _PROBE],
@@ -132,20 +138,32 @@ def _torch(environ: Mapping[str, str], *, asked: bool) -> Finding:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding("torch", ok=False, text=f"import torch takes longer than {PROBE_LIMIT_S} s")
+        return [Finding("torch", ok=False, text=f"import torch takes longer than {PROBE_LIMIT_S} s")]
     if finished.returncode:
         last = (finished.stderr.strip().splitlines() or ["no message"])[-1]
-        return Finding("torch", ok=False, text=f"import torch fails: {last}", advice="install torch >= 2.9 here")
+        return [Finding("torch", ok=False, text=f"import torch fails: {last}", advice="install torch >= 2.9 here")]
     found = json.loads(finished.stdout.strip().splitlines()[-1])
     if found["missing"]:
         lacking = f"torch {found['torch']} lacks {', '.join(found['missing'])}"
-        return Finding("torch", ok=False, text=lacking, advice="use torch >= 2.9")
+        return [Finding("torch", ok=False, text=lacking, advice="use torch >= 2.9")]
     has = f"torch {found['torch']} has what recording needs"
-    if found["armed"]:
+    if found["reduced"]:
+        has += f" ({found['reduced']})"
+    return [_armed(has, armed=found["armed"], asked=asked), _self_test(found["self_test"])]
+
+
+def _armed(has: str, *, armed: bool, asked: bool) -> Finding:
+    if armed:
         return Finding("torch", ok=True, text=f"{has} and waits for a process group")
     return Finding(
         "torch", ok=not asked, text=f"{has} but the agent is not armed there", advice="correct what is named above"
     )
+
+
+def _self_test(wrong: str) -> Finding:
+    text = wrong or "a call through the dispatcher was seen once and came through unchanged"
+    advice = 'another package may have registered kernels for c10d: look for torch.library.Library("c10d", "IMPL")'
+    return Finding("self-test", ok=not wrong, text=text, advice=advice)
 
 
 def _spool(settings: AgentSettings) -> Finding:

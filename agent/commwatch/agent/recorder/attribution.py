@@ -7,6 +7,7 @@ exceptions and module reuse, and patches neither DTensor nor FSDP.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -24,10 +25,11 @@ from commwatch.agent.recorder.codes import (
     MODULE_CALL,
     NODE,
     PIPELINE,
+    RECOMPUTE,
     REDISTRIBUTE,
     USER,
 )
-from commwatch.agent.recorder.modules import ModuleTracker
+from commwatch.agent.recorder.modules import ROOT, ModuleTracker
 from commwatch.agent.recorder.regions import Place, Regions, module_of
 from commwatch.agent.recorder.torch_private import current_autograd_node, node_sequence_number, sequence_number
 
@@ -35,7 +37,16 @@ MAX_FRAMES = 256
 """Frames looked at; a deeper stack leaves what was not found by then unknown."""
 
 _DTENSOR = frozenset({codes.REDISTRIBUTE, codes.DISPATCH, codes.DTENSOR})
-_PHASES = {codes.BACKWARD: "backward", codes.OPTIMIZER: "optimizer", codes.CLIP: "clip", codes.CHECKPOINT: "checkpoint"}
+MAX_NESTED = 8
+"""Backwards inside backwards that are followed; deeper ones have no module."""
+
+_PHASES = {
+    codes.BACKWARD: "backward",
+    codes.OPTIMIZER: "optimizer",
+    codes.CLIP: "clip",
+    codes.CHECKPOINT: "checkpoint",
+    codes.RECOMPUTE: "recompute",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,10 @@ def _locals(frame: FrameType, *names: str) -> list[Any]:
     return values
 
 
+def _contains(outer: str, inner: str) -> bool:
+    return outer in {inner, ROOT} or inner.startswith(f"{outer}.")
+
+
 Origin = tuple[str, str, Cause | None, FrameType | Place | None]
 """Phase, module, cause and the innermost user frame or line: use the frame at once, never keep it."""
 
@@ -82,7 +97,7 @@ Origin = tuple[str, str, Cause | None, FrameType | Place | None]
 class _Seen:
     """What one walk met first of each kind."""
 
-    __slots__ = ("backward", "fsdp", "module", "node", "pipeline", "redistribute", "region", "user")
+    __slots__ = ("backward", "fsdp", "module", "node", "pipeline", "recompute", "redistribute", "region", "user")
 
     def __init__(self, node: Any) -> None:
         self.node = node
@@ -93,13 +108,16 @@ class _Seen:
         self.backward: FrameType | None = None
         self.pipeline: FrameType | None = None
         self.region: FrameType | None = None
+        self.recompute: FrameType | None = None
 
 
 class Attribution:
     """Answers for the collective that is being issued on this thread."""
 
-    def __init__(self, tracker: ModuleTracker) -> None:
+    def __init__(self, tracker: ModuleTracker, modules_at: Callable[[FrameType], Iterable[str]]) -> None:
+        """``modules_at`` gives the modules that issued a collective in forward where a user's frame stands."""
         self._tracker = tracker
+        self._modules_at = modules_at
         self._codes = codes.Codes()
         self._causes: dict[tuple[Any, ...], Cause] = {}
         self._regions = Regions()
@@ -112,7 +130,7 @@ class Attribution:
         if seen.pipeline is not None and phase == "other":
             phase, module = self._of_pipeline(seen.pipeline, kind)
         elif seen.region is not None:
-            module, line = self._of_region(phase, seen)
+            phase, module, line = self._of_region(phase, seen)
             place = line or place
         else:
             module = self._module(phase, seen)
@@ -152,7 +170,10 @@ class Attribution:
                 elif meaning in _PHASES:
                     if not phase:
                         phase = _PHASES[meaning]
-                        seen.backward = frame if meaning == BACKWARD else None
+                        if meaning == BACKWARD:
+                            seen.backward = frame
+                        elif meaning == RECOMPUTE:
+                            seen.recompute = frame
                         if seen.user is not None:
                             break
                 else:
@@ -188,28 +209,80 @@ class Attribution:
             if stack.calls and not stack.after_child:
                 return self._tracker.names.by_identity(stack.calls[-1])
             return self._name(_locals(seen.module, "self")[0])
-        if phase == "backward" and seen.node is not None:
+        if seen.node is None:
+            return ""
+        if phase == "backward":
             return self._of_node(seen)
+        if seen.recompute is not None and phase == "recompute":
+            return self._of_recomputed(seen, seen.recompute)
         return ""
+
+    def _of_recomputed(self, seen: _Seen, frame: FrameType) -> str:
+        """The module that called checkpoint on a part of its own forward: no module call stands below that part.
+
+        With reentrance its node runs. Without, the node is one of the part's: the module is the one whose method is
+        recomputed, or else among those that contain the node's and issued a collective from this line in forward.
+        """
+        module = self._of_node(seen)
+        if frame.f_code.co_name == "backward":
+            return module
+        owner = getattr(_locals(frame, "fn")[0], "__self__", None)
+        if isinstance(owner, nn.Module):
+            return self._name(owner)
+        if seen.user is None or not module:
+            return ""
+        around = {found for found in self._modules_at(seen.user) if _contains(found, module)}
+        return around.pop() if len(around) == 1 else ""
 
     def _of_node(self, seen: _Seen) -> str:
         """The module whose forward made the node that runs; the parameter's when it accumulates a gradient."""
         parameter = torch_private.accumulated(seen.node)
         if parameter is not None:
             return self._tracker.names.of_parameter(parameter)
-        intervals = self._tracker.intervals
-        number = node_sequence_number(seen.node)
-        return intervals.module_of(number, nested=intervals.recomputed() and self._is_nested(seen.backward))
+        return self._of_number(node_sequence_number(seen.node), seen.backward)
 
-    def _is_nested(self, frame: FrameType | None) -> bool:
-        """Whether the backward of this frame runs inside a node of another backward, as checkpointing's does."""
+    def _of_number(self, number: int, backward: FrameType | None) -> str:
+        """The module whose forward, or recomputation, made the node with this number, which runs in this backward."""
+        intervals = self._tracker.intervals
+        for _ in range(MAX_NESTED):
+            enclosing = self._enclosing(backward, patient=intervals.recomputed())
+            if enclosing is None:
+                return intervals.module_of(number)
+            module = intervals.module_of(number, nested=True)
+            if module:
+                return module
+            # Made by a part that was recomputed outside of any module call: it belongs to the node that recomputed it.
+            node, context = _locals(enclosing, "self", "ctx")
+            node = context if context is not None else node
+            if not hasattr(node, "_sequence_nr"):
+                return ""
+            number, backward = node_sequence_number(node), self._backward_below(enclosing)
+        return ""
+
+    def _enclosing(self, frame: FrameType | None, *, patient: bool) -> FrameType | None:
+        """The frame of the node inside which the backward of ``frame`` runs, as checkpointing's does; None for none.
+
+        A user's own frames hide such a node unless ``patient``, but for the one that is called by it.
+        """
+        of = self._codes.of
         for _ in range(MAX_FRAMES):
             frame = frame.f_back if frame is not None else None
             if frame is None:
-                return False
-            if self._codes.of(frame.f_code) in {BACKWARD, NODE}:
-                return True
-        return False
+                return None
+            meaning = of(frame.f_code)
+            if meaning in {NODE, RECOMPUTE}:
+                return frame
+            if meaning == USER and not patient:
+                frame = frame.f_back
+                return frame if frame is not None and of(frame.f_code) == NODE else None
+        return None
+
+    def _backward_below(self, frame: FrameType | None) -> FrameType | None:
+        for _ in range(MAX_FRAMES):
+            frame = frame.f_back if frame is not None else None
+            if frame is None or self._codes.of(frame.f_code) == BACKWARD:
+                return frame
+        return None
 
     @staticmethod
     def _sharded(frame: FrameType) -> Any:
@@ -241,33 +314,39 @@ class Attribution:
         module = getattr(stage, "submod", None)
         return phase, self._name(module) if module is not None and phase != "other" else ""
 
-    def _of_region(self, phase: str, seen: _Seen) -> tuple[str, Place | None]:
-        """Module and line of a collective inside a compiled region."""
+    def _of_region(self, phase: str, seen: _Seen) -> tuple[str, str, Place | None]:
+        """Phase, module and line of a collective inside a compiled region."""
         frame = seen.region
         assert frame is not None
         meaning = self._codes.meanings[id(frame.f_code)]
         if phase == "backward":
             nodes, place = self._regions.node(frame, meaning, None)
-            return (module_of(nodes, self._of_node(seen)) if seen.node is not None else ""), place
+            return phase, (module_of(nodes, self._of_node(seen)) if seen.node is not None else ""), place
+        caller, differentiated = self._compiled_caller(frame)
+        region = self._regions.of_caller(caller) if caller is not None else None
+        nodes, place = self._regions.node(frame, meaning, region)
+        if region is None or caller is None:
+            return phase, "", place
+        root = caller.f_globals.get(region.variable) if region.scope == "G" else _locals(caller, region.variable)[0]
+        base = self._name(root) if isinstance(root, nn.Module) else ""
+        if differentiated and base:
+            self._tracker.intervals.tag(sequence_number() - 1, base)
+        around = self._name(_locals(seen.module, "self")[0]) if seen.module is not None else ""
+        module = module_of(nodes, base, around)
+        return ("forward" if phase == "other" and module else phase), module, place
+
+    def _compiled_caller(self, frame: FrameType) -> tuple[FrameType | None, bool]:
+        """The frame of the function whose code dynamo replaced, and whether an autograd node stands for the region."""
         caller: FrameType | None = frame
         differentiated = False
         for _ in range(MAX_FRAMES):
             caller = caller.f_back if caller is not None else None
             if caller is None:
-                return "", None
-            differentiated |= self._codes.meanings.get(id(caller.f_code)) == NODE
+                break
+            differentiated |= self._codes.of(caller.f_code) == NODE
             if any(name.startswith(torch_private.COMPILED_NAME) for name in caller.f_code.co_names):
                 break
-        assert caller is not None
-        region = self._regions.of_caller(caller)
-        nodes, place = self._regions.node(frame, meaning, region)
-        if region is None:
-            return "", place
-        root = _locals(caller, region.variable)[0] if region.variable else None
-        base = self._name(root) if isinstance(root, nn.Module) else ""
-        if differentiated and base:
-            self._tracker.intervals.tag(sequence_number() - 1, base)
-        return module_of(nodes, base), place
+        return caller, differentiated
 
     def _name(self, module: Any) -> str:
         names = self._tracker.names

@@ -31,6 +31,7 @@ FSDP1 = 12
 PIPELINE = 13
 GRAPH = 14
 INDUCTOR = 15
+RECOMPUTE = 16
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _AGENT = str(Path(__file__).parent.parent) + os.sep
@@ -40,6 +41,8 @@ _PACKAGES = f"{os.sep}site-packages{os.sep}"
 _BY_FUNCTION = {
     ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
     ("autograd/graph.py", "_engine_run_backward"): BACKWARD,
+    ("utils/checkpoint.py", "backward"): RECOMPUTE,
+    ("utils/checkpoint.py", "recompute_fn"): RECOMPUTE,
     ("autograd/function.py", "apply"): NODE,
     ("autograd/function.py", "apply_boxed"): NODE,
     ("distributed/pipelining/schedules.py", "_batch_p2p"): PIPELINE,
@@ -57,6 +60,7 @@ _BY_FILE = {
     "distributed/fsdp/_optim_utils.py": CHECKPOINT,
     "distributed/_state_dict_utils.py": CHECKPOINT,
     "distributed/tensor/_dispatch.py": DTENSOR,
+    "distributed/tensor/parallel/loss.py": DTENSOR,
 }
 
 

@@ -8,19 +8,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from commwatch.agent.recorder import interpose, meshes, torch_private
+from commwatch.agent.recorder import interpose, meshes, selftest, torch_private
 from commwatch.agent.recorder.attribution import Cause
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.groups import Group
 from commwatch.agent.recorder.observer import Identity, Line, Observer, Sizes
+from commwatch.agent.recorder.tree import ModuleCounts, tree
 
 MAX_CALLS = 1_000_000
 """Calls kept by one ``record``; later ones are counted in ``dropped`` and nowhere else."""
 
 
 class RecordError(RuntimeError):
-    """Recording cannot work with this torch; the message says what is missing."""
+    """Recording cannot work with this torch; the message says what is missing or wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,12 @@ class record:  # noqa: N801  used like a function: `with record() as r`
         missing = torch_private.missing()
         if missing:
             raise RecordError(f"cannot record: this torch lacks {', '.join(missing)}")
+        wrong = selftest.failure(then=self._see)
+        if wrong:
+            raise RecordError(f"cannot record: the self-test failed: {wrong}; run `commwatch doctor`")
         meshes.learn_living(self._observer.groups)
         meshes.watch(self._observer.groups)
         self._observer.tracker.install()
-        interpose.add(self._see)
         return self
 
     def __exit__(
@@ -91,6 +94,12 @@ class record:  # noqa: N801  used like a function: `with record() as r`
         """Every collective, in order of issue."""
         identities, sizes = self._observer.identities, self._observer.sizes
         return [_call(identities[identity], sizes[size]) for identity, size in self._calls]
+
+    def modules(self) -> ModuleCounts:
+        """The tree of modules with own and total counts by phase and kind. As text, it is indented."""
+        identities = [self._observer.identities[identity] for identity, _ in self._calls]
+        calls = ((identity.module, identity.phase, identity.op.kind) for identity in identities)
+        return tree(calls, frozenset(self._observer.names.roots))
 
     def __str__(self) -> str:
         """A table: one row for each distinct call, with its count and bytes."""

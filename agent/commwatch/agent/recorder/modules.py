@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.cost import SAMPLED
 from commwatch.agent.recorder.intervals import Intervals
-from commwatch.agent.recorder.torch_private import called_by_compiler, is_graph_module
+from commwatch.agent.recorder.torch_private import called_by_compiler, current_autograd_node, is_graph_module
 
 ROOT = "(root)"
 _CHECKPOINT_FILE = f"{os.sep}torch{os.sep}utils{os.sep}checkpoint.py"
@@ -70,6 +70,7 @@ class ModuleNames:
         self._reduced: dict[int, weakref.ref[nn.Module]] = {}
         self._walks_left = self.LEARN_AGAIN
         self._root: weakref.ref[nn.Module] | None = None
+        self.roots: set[str] = set()
         self.version = 0
 
     def known(self, module: nn.Module) -> str | None:
@@ -111,6 +112,7 @@ class ModuleNames:
             prefix = ""
         else:
             prefix = _class_name(root)
+            self.roots.add(prefix)
         in_ddp = type(root).__name__ == "DistributedDataParallel"
         for path, module in members:
             name = clean(path, in_ddp)
@@ -213,6 +215,16 @@ class _Closing:
             self._tracker.close(module)
 
 
+class Listener(Protocol):
+    """Is told of module calls: of the beginning and the end of each, an exception's too. Must not raise."""
+
+    def entered(self, name: str) -> None:
+        """A module's forward begins."""
+
+    def left(self) -> None:
+        """The newest one that has not ended ended."""
+
+
 class ModuleTracker:
     """Follows module calls through torch's global forward hooks: a few list operations for each call."""
 
@@ -228,6 +240,7 @@ class ModuleTracker:
         self._unclosed: dict[int, weakref.ref[nn.Module]] = {}
         self._hook_calls = 0
         self._hooks_ns = 0
+        self.listener: Listener | None = None
 
     def install(self) -> None:
         """Register the two hooks."""
@@ -274,6 +287,8 @@ class ModuleTracker:
                 name = self._learn(module, calls)
             calls.append(identity)
             stack.after_child = False
+            if self.listener is not None:
+                self.listener.entered(name)
             self.intervals.note(name)
             if module._forward_hooks:  # noqa: SLF001  as torch's own call does
                 self._close_last(module)
@@ -284,6 +299,8 @@ class ModuleTracker:
             self._hooks_ns += perf_counter_ns() - began
 
     def _learn(self, module: nn.Module, calls: list[int]) -> str:
+        if not calls and current_autograd_node() is not None:
+            return ""  # made by a part of a module that is recomputed outside of any module call: nobody's known part
         outermost = self.stack.outermost() if self.stack.outermost is not None else None
         parent = self.names.by_identity(calls[-1]) if calls else ""
         return self.names.name(module, outermost if outermost is not None else module, parent)
@@ -316,8 +333,11 @@ class ModuleTracker:
             identity = id(module)
             if identity not in calls:
                 return
-            while calls.pop() != identity:  # what an exception left behind
-                pass
+            ended = 0
+            while ended != identity:  # calls that an exception left behind end too
+                ended = calls.pop()
+                if self.listener is not None:
+                    self.listener.left()
             stack.after_child = True
             if output is None or self._closing_key not in module._forward_hooks:  # noqa: SLF001  as in _before
                 # No own output hook follows. After an exception there is no output, and the closing one never runs.

@@ -101,7 +101,7 @@ class Observer:
         self.identities: list[Identity] = []
         self.sizes: dict[int, Sizes] = {}
         self.device_types: set[str] = set()
-        self._attribution = Attribution(self.tracker)
+        self._attribution = Attribution(self.tracker, self._modules_at)
         self._identity_ids: dict[tuple[Any, ...], int] = {}
         self._size_ids: dict[tuple[Any, ...], int] = {}
         self._size_numbers = itertools.count()
@@ -148,6 +148,11 @@ class Observer:
             if place not in identity.seen:
                 self._learn_line(identity, place, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         return index, self._size(op, tensors_in, tensors_out, dtype), phase
+
+    def _modules_at(self, frame: FrameType) -> set[str]:
+        """Modules whose forward issued a collective where this frame stands, by a look at every identity."""
+        place = (id(frame.f_code), frame.f_lasti)
+        return {known.module for known in list(self.identities) if known.phase == "forward" and place in known.seen}
 
     def _learn(self, key: tuple[Any, ...], op: Op, group: Group, cause: Cause | None) -> int:
         if key in self._identity_ids:

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from torch.optim import optimizer as optimizers
 
+from commwatch.agent.capture.capturer import Capturer
+from commwatch.agent.capture.capturer import Sink as CaptureSink
+from commwatch.agent.capture.plan import Plan
 from commwatch.agent.recorder import facts, interpose, meshes, ranges, selftest, torch_private
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.codes import raised_by_signal
@@ -31,7 +34,7 @@ class SelfTestError(RuntimeError):
     """Interposition does not work in this process; the message says how."""
 
 
-class Sink(ranges.Sink, Protocol):
+class Sink(ranges.Sink, CaptureSink, Protocol):
     """Where records and counters go: the spool."""
 
     def publish(self, numbers: Numbers) -> None:
@@ -41,13 +44,16 @@ class Sink(ranges.Sink, Protocol):
 class Recorder:
     """Records until ``stop``. Every hook is total: an error switches recording off through ``on_error``, once."""
 
-    def __init__(self, sink: Sink, root: Path, on_error: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, sink: Sink, root: Path, on_error: Callable[[BaseException], None], plan: Plan | None = None
+    ) -> None:
         self.observer = Observer(root, self._outermost_without_grad)
         self._sink = sink
         self._ranges = ranges.Ranges(self.observer, sink, time.monotonic)
         self._facts = facts.FactsReporter(self.observer, sink)
         self.completeness = Reconciler(self.observer, sink, time.monotonic)
         self.cost = Cost()
+        self.capturer = Capturer(self.observer, sink, plan or Plan())
         self._on_error = on_error
         self._calls: list[tuple[int, int]] = []
         self._other_threads: list[tuple[int, int]] = []
@@ -76,10 +82,13 @@ class Recorder:
         self._handles = [optimizers.register_optimizer_step_post_hook(self._after_optimizer)]
         os.register_at_fork(after_in_child=self._in_child)
         self.cost.start()
+        self.capturer.step_begins(1)
 
     def stop(self) -> None:
         """Take every hook away. Nothing more is recorded. Idempotent."""
         self._running = False
+        self.capturer.step_ended(self._ranges.steps + 1, "the process ended within this step")
+        self.capturer.close()
         interpose.remove(self._see)
         meshes.unwatch(self.observer.groups)
         self.observer.tracker.remove()
@@ -89,6 +98,7 @@ class Recorder:
     def silence(self) -> None:
         """Record nothing more. The hooks stay until ``stop`` and return at once: any of them may call this."""
         self._running = False
+        self.capturer.close()
         interpose.silence(self._see)
         self.observer.tracker.disable()
 
@@ -121,6 +131,8 @@ class Recorder:
                 calls = self._calls if threading.get_ident() == self._home else self._other_threads
             if len(calls) < MAX_CALLS_PER_STEP:
                 calls.append((identity, size))
+                if self.capturer.running:
+                    self.capturer.saw(op, identity, len(calls) if calls is self._calls else 0)
             else:
                 self._dropped_calls += 1
             self.cost.sinks_ns += perf_counter_ns() - began
@@ -143,7 +155,7 @@ class Recorder:
     def _optimizer_stepped(self) -> None:
         """Only the first optimizer after a forward or backward ends a step: several may share one backward."""
         sequence = torch_private.sequence_number()
-        if sequence == self._sequence and not self._backward_seen:
+        if sequence == self._sequence and torch_private.NODES_NUMBERED and not self._backward_seen:
             return
         self._sequence = sequence
         self._optimizer_seen = True
@@ -160,6 +172,8 @@ class Recorder:
         self.observer.tracker.intervals.step()
         if began:
             self._facts.report()
+        self.capturer.step_ended(self._ranges.steps)
+        self.capturer.step_begins(self._ranges.steps + 1)
         self.cost.step(work_began, self.observer.tracker.take_hooks_ns())
         self._publish()
 
@@ -186,6 +200,7 @@ class Recorder:
                 unattributed_calls=self.completeness.unattributed,
                 recording_ns=self.cost.recording_ns,
                 elapsed_ns=self.cost.elapsed_ns,
+                request=self.capturer.request,
             )
         )
 

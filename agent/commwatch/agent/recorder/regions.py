@@ -24,16 +24,19 @@ from commwatch.agent.recorder.modules import ROOT, clean, fold
 MAX_REGIONS = 10_000
 """Compiled functions remembered; collectives of further ones have no module."""
 
-_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)\n(?:    (.+)\n)?')
-_PATH = re.compile(r"[LG]\['(\w+)'\]\.?(.*)$")
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)\n((?:    .*\n)*)')
+_PATH = re.compile(r"([LG])\['(\w+)'\]\.?(.*)$")
 _ITEM = re.compile(r"(?:\._modules)?\[['\"]?(\w+)['\"]?\]")
 _ASSIGNED = re.compile(r"\s*(\w+)(?:\s*:[^=]+)?\s*=\s*torch\.ops\.\w+\.(\w+)")
 _SOURCES = re.compile(r"\s*# Topologically Sorted Source Nodes: \[(.*?)\]")
+_METHODS = frozenset({"forward", "_call_impl", "_wrapped_call_impl"})
+"""Functions whose first argument is the module they are a call of."""
+
 _COMMENTS = 3
 """Lines above a call in inductor's code in which its source nodes stand."""
 
 Key = tuple[tuple[str, str, str], ...]
-"""(file, function, text) of each frame of a stack, outermost first."""
+"""(file, function, text) of each frame of a stack, outermost first. The text marks the call where Python does."""
 
 
 class Place(NamedTuple):
@@ -46,8 +49,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Node:
+    """A node of a graph. ``path`` leads to its module: empty for the function's own, None when there is none."""
+
     key: Key
-    path: str
+    path: str | None
     place: Place | None
 
 
@@ -56,20 +61,21 @@ class _Region:
     """A function dynamo compiled: its nodes by name and by stack, and the variable its modules are reached from."""
 
     nodes: dict[str, _Node]
+    scope: str
     variable: str
     by_key: dict[Key, list[_Node]] = field(default_factory=dict)
 
 
 def parse(stack: str) -> list[tuple[str, int, str, str]]:
     """(file, line, function, text) of each frame of a formatted stack, outermost first."""
-    return [(file, int(line), name, text.strip()) for file, line, name, text in _FRAME.findall(stack)]
+    return [(file, int(line), name, text) for file, line, name, text in _FRAME.findall(stack)]
 
 
-def relative(path: str) -> tuple[str, str]:
-    """(variable, name below it) of a module's path, such as ``L['self'].layers[0]``; empty when it has another form."""
+def relative(path: str) -> tuple[str, str, str]:
+    """(``L`` or ``G``, variable, name below it) of a path such as ``L['self'].layers[0]``; empty for another form."""
     head, bracket, rest = path.partition("]")
     found = _PATH.match(head + bracket + _ITEM.sub(r".\1", rest))
-    return (found[1], clean(found[2], in_ddp=False)) if found else ("", "")
+    return (found[1], found[2], clean(found[3], in_ddp=False)) if found else ("", "", "")
 
 
 class Regions:
@@ -78,6 +84,7 @@ class Regions:
     def __init__(self) -> None:
         self._regions: dict[int, tuple[Any, _Region | None]] = {}
         self._by_key: dict[Key, list[_Node]] = {}
+        self._found: dict[tuple[int, int, int], tuple[Any, list[_Node], Place | None]] = {}
 
     def of_caller(self, frame: FrameType) -> _Region | None:
         """The region that runs in this frame of a function dynamo compiled; None when its graph is out of reach."""
@@ -89,14 +96,24 @@ class Regions:
             return None
         names = [name for name in code.co_names if name.startswith(torch_private.COMPILED_NAME)]
         graph = torch_private.traced_graph(frame.f_globals.get(names[0])) if len(names) == 1 else None
-        region = _learn(graph) if graph is not None else None
+        region = _learn(graph, own=code.co_name in _METHODS) if graph is not None else None
         self._regions[id(code)] = (code, region)
         for key, nodes in region.by_key.items() if region is not None else ():
             self._by_key.setdefault(key, []).extend(nodes)
+        self._found.clear()
         return region
 
     def node(self, frame: FrameType, meaning: int, region: _Region | None) -> tuple[list[_Node], Place | None]:
         """What the collective that ``frame`` issues may have been traced from, and its line. Empty when unknown."""
+        place = (id(frame.f_code), frame.f_lineno or 0, id(region))
+        known = self._found.get(place)
+        if known is None:
+            if len(self._found) >= MAX_REGIONS:
+                self._found.clear()
+            known = self._found[place] = (frame.f_code, *self._look(frame, meaning, region))
+        return known[1], known[2]
+
+    def _look(self, frame: FrameType, meaning: int, region: _Region | None) -> tuple[list[_Node], Place | None]:
         if meaning == codes.GRAPH:
             return self._of_graph(frame)
         path, line = frame.f_code.co_filename, frame.f_lineno or 0
@@ -114,7 +131,7 @@ class Regions:
             frame.f_locals.clear()
         graph = getattr(module, "graph", None)
         node = next((node for node in graph.nodes if node.name == found[1]), None) if found and graph else None
-        described = _describe(node) if node is not None else None
+        described = _describe(node, own=False) if node is not None else None
         if described is None:
             return [], None
         return ([described], described.place) if described.path else self._same_stack(described.key)
@@ -125,9 +142,12 @@ class Regions:
         return nodes, places.pop() if len(places) == 1 else None
 
 
-def module_of(nodes: Iterable[_Node], base: str) -> str:
-    """Name of the module of these nodes, below ``base``; folded when they differ in layer numbers alone, else empty."""
-    names = {_below(base, relative(node.path)[1]) if node.path else base for node in nodes}
+def module_of(nodes: Iterable[_Node], base: str, outside: str = "") -> str:
+    """Name of the module of these nodes; folded when they differ in layer numbers alone, empty when in more.
+
+    ``base``: name of what their paths start from. ``outside``: module of the nodes that have none.
+    """
+    names = {outside if node.path is None else _below(base, relative(node.path)[2]) for node in nodes}
     if len(names) > 1:
         names = {fold(name) for name in names}
     return names.pop() if len(names) == 1 else ""
@@ -139,25 +159,27 @@ def _below(base: str, name: str) -> str:
     return name if base == ROOT else f"{base}.{name}"
 
 
-def _learn(graph: Any) -> _Region | None:
+def _learn(graph: Any, *, own: bool) -> _Region | None:
     """None when modules are reached from several variables: then no name can be given."""
-    nodes = {node.name: found for node in graph.nodes if (found := _describe(node)) is not None}
-    variables = {relative(node.path)[0] for node in nodes.values() if node.path}
-    if len(variables) > 1:
+    nodes = {node.name: found for node in graph.nodes if (found := _describe(node, own=own)) is not None}
+    roots = {relative(node.path)[:2] for node in nodes.values() if node.path}
+    if len(roots) > 1:
         return None
-    region = _Region(nodes, variables.pop() if variables else "")
+    scope, variable = roots.pop() if roots else ("L", "self") if own else ("", "")
+    region = _Region(nodes, scope, variable)
     for node in nodes.values():
         region.by_key.setdefault(node.key, []).append(node)
     return region
 
 
-def _describe(node: Any) -> _Node | None:
+def _describe(node: Any, *, own: bool) -> _Node | None:
+    """``own``: the graph is a module's forward, so that a node without a module is that module's."""
     stack = node.meta.get("stack_trace")
     if node.op in {"placeholder", "output"} or not stack:
         return None
     frames = parse(stack)
     modules = list((node.meta.get("nn_module_stack") or {}).values())
-    path = str(modules[-1][0]) if modules else ""
+    path = str(modules[-1][0]) if modules else "" if own else None
     return _Node(_key(frames), path, _place(frames))
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from commwatch.agent.recorder import interpose, torch_private
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.codes import raised_by_signal
+from commwatch.agent.recorder.features import FEATURES
 
+SELF_TEST = next(feature for feature in FEATURES if feature.name == "self-test")
 EXPECTED = "c10d::allreduce_"
 
 
@@ -19,9 +21,10 @@ def failure(then: interpose.Sink | None = None) -> str:
     """What is wrong, in words; empty when a call was seen exactly once and came through unchanged.
 
     ``then`` is shown collectives from there on when nothing is wrong: the kernels are put in place once for both.
-    Proves nothing again while they are in place already: their sinks would take the call for the job's.
+    Proves nothing while they are in place already, whose sinks would take the call for the job's, and nothing on a
+    torch that lacks what the proof needs.
     """
-    if interpose.installed():
+    if interpose.installed() or torch_private.lacks(SELF_TEST.needs):
         if then is not None:
             interpose.add(then)
         return ""

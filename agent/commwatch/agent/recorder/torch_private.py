@@ -1,13 +1,14 @@
 """Every private torch API the recorder uses, in one place, with a probe.
 
-Tried on torch 2.13.0. ``missing()`` names what this torch lacks; the recorder then stays off with one log line.
+Tried on torch 2.13.0. ``PROBES`` says of each whether this torch has it; ``features.py`` says what goes without it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,55 @@ KEYS_BEHIND: Any = _keyset_after(torch._C.DispatchKey.BackendSelect) if _keyset_
 META: Any = torch._C.DispatchKey.Meta
 
 
+def _loaded(module: str, name: str) -> bool:
+    """Whether a module has a name; True while it is not loaded, which may cost seconds."""
+    found = sys.modules.get(module)
+    return found is None or hasattr(found, name)
+
+
+def _c10d(*path: str) -> bool:
+    found: Any = dist if dist.is_available() else None
+    for name in path:
+        found = getattr(found, name, None)
+    return found is not None
+
+
+PROBES: dict[str, Callable[[], bool]] = {
+    "torch.distributed": dist.is_available,
+    "torch._C._dispatch_keyset_full_after": lambda: KEYS_BEHIND is not None,
+    f"OperatorHandle.redispatch_boxed (torch >= {MINIMUM_TORCH})": lambda: hasattr(
+        type(torch.ops.aten.mul.Tensor._handle), "redispatch_boxed"
+    ),
+    "torch._C._dispatch_get_all_op_names": lambda: hasattr(torch._C, "_dispatch_get_all_op_names"),
+    "torch.distributed.ProcessGroup.unbox": lambda: _c10d("ProcessGroup", "unbox"),
+    "torch.distributed.distributed_c10d._new_process_group_helper": lambda: group_creation() is not None,
+    "torch._C._current_autograd_node": lambda: hasattr(torch._C, "_current_autograd_node"),
+    "torch._C._autograd._get_sequence_nr": lambda: hasattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr"),
+    "Node._sequence_nr": lambda: hasattr(torch._C._FunctionBase, "_sequence_nr"),
+    "ProcessGroup._get_sequence_number_for_group": lambda: _c10d("ProcessGroup", "_get_sequence_number_for_group"),
+    "torch.distributed.distributed_c10d._world.pg_map": lambda: _c10d("distributed_c10d", "_world", "pg_map"),
+    "FakeProcessGroup._create_internal": lambda: hasattr(
+        getattr(getattr(torch._C, "_distributed_c10d", None), "FakeProcessGroup", None), "_create_internal"
+    ),
+    "DeviceMesh.get_group": lambda: hasattr(
+        getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", torch.distributed), "get_group"
+    ),
+    "torch._inductor.codecache.PyCodeCache.linemaps": lambda: _loaded("torch._inductor.codecache", "PyCodeCache"),
+}
+"""By the name of a private API: whether this torch has it. Importing nothing."""
+
+
+def lacks(names: Iterable[str]) -> list[str]:
+    """Those of these APIs that this torch does not have, in order."""
+    return [name for name in names if not PROBES[name]()]
+
+
 def missing() -> list[str]:
-    """Names of the APIs this torch lacks; empty when recording can work."""
-    absent = []
-    if not dist.is_available():
-        absent.append("torch.distributed")
-        return absent
-    if KEYS_BEHIND is None or not hasattr(type(torch.ops.aten.mul.Tensor._handle), "redispatch_boxed"):
-        absent.append(f"OperatorHandle.redispatch_boxed (torch >= {MINIMUM_TORCH})")
-    if not hasattr(dist.ProcessGroup, "unbox"):
-        absent.append("torch.distributed.ProcessGroup.unbox")
-    absent += [
-        f"torch._C.{name}"
-        for name in ("_dispatch_get_all_op_names", "_current_autograd_node")
-        if not hasattr(torch._C, name)
-    ]
-    if not hasattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr"):
-        absent.append("torch._C._autograd._get_sequence_nr")
-    if not hasattr(dist.distributed_c10d, "_new_process_group_helper"):
-        absent.append("torch.distributed.distributed_c10d._new_process_group_helper")
-    return absent
+    """Names of the APIs this torch lacks without which nothing can be recorded; empty when recording can work."""
+    from commwatch.agent.recorder.features import COLLECTIVES
+
+    absent = lacks(COLLECTIVES.needs[:1])
+    return absent or lacks(COLLECTIVES.needs)
 
 
 def op_names(namespaces: tuple[str, ...]) -> list[str]:
@@ -75,6 +105,11 @@ current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_
 
 sequence_number: Callable[[], int] = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", lambda: 0)
 """Number the next autograd node of this thread will get."""
+
+NODES_NUMBERED = hasattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr") and hasattr(
+    torch._C._FunctionBase, "_sequence_nr"
+)
+"""Whether an autograd node can be told from others; without it nothing is said about modules in backward."""
 
 without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 """A context in which no tensor subclass's ``__torch_function__`` runs on this thread."""
@@ -143,8 +178,8 @@ def mesh_group(mesh: Any, index: int) -> Any:
 
 
 def node_sequence_number(node: Any) -> int:
-    """Number an autograd node got when it was made."""
-    return int(node._sequence_nr())
+    """Number an autograd node got when it was made; -1, which none has, when this torch does not say."""
+    return int(node._sequence_nr()) if NODES_NUMBERED else -1
 
 
 def accumulated(node: Any) -> Any:
@@ -189,8 +224,6 @@ def replace_group_creation(replacement: Callable[..., Any]) -> None:
 
 def compiled_frames() -> int:
     """Frames ``torch.compile`` compiled in this process; 0 without importing the compiler."""
-    import sys
-
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)
     return int(counters["frames"]["ok"]) if counters and "frames" in counters else 0
@@ -212,8 +245,6 @@ def traced_graph(compiled: Any) -> Any:
 
 def inductor_stack(path: str, line: int) -> str:
     """The formatted stack from which a line of inductor's code was traced; empty when it kept none."""
-    import sys
-
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
     lines, stacks = getattr(cache, "linemaps", {}).get(path) or ((), ())
     position = bisect_right(lines, line) - 1

@@ -1,4 +1,4 @@
-"""A rank's counters in a small file that the rank maps and its forwarder reads.
+"""A rank's counters in a small file that the rank maps and its forwarder reads, and one word the other way.
 
 The file outlives SIGKILL of the rank. One writer and a ring of slots: the sequence says which slot counts, and the
 writer fills the next before it moves the sequence on. So the slot that counts is whole, also when the writer was killed
@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-MAGIC = 0x434F4D4D57503033
+MAGIC = 0x434F4D4D57503034
 TEXT_BYTES = 200
-_HEADER = struct.Struct("=QQ")
-_SLOT = struct.Struct(f"=QQQQQQQQQQQQB{TEXT_BYTES}s{TEXT_BYTES}s")
+_HEADER = struct.Struct("=QQQ")
+_REQUEST_AT = 16
+_STEPS_BITS = 16
+_SLOT = struct.Struct(f"=QQQQQQQQQQQQQB{TEXT_BYTES}s{TEXT_BYTES}s")
 SLOTS = 16
 SIZE = _HEADER.size + SLOTS * _SLOT.size
 
@@ -32,7 +34,7 @@ class PageError(ValueError):
 class Numbers(NamedTuple):
     """What a rank counts: the open range, then the whole rank. Their order is that of the file.
 
-    The names are those of the wire's Progress.
+    The names are those of the wire's Progress, except ``request``: the newest capture request the rank took up.
     """
 
     range_number: int = 0
@@ -47,6 +49,7 @@ class Numbers(NamedTuple):
     unattributed_calls: int = 0
     recording_ns: int = 0
     elapsed_ns: int = 0
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class Counters:
     unattributed_calls: int = 0
     recording_ns: int = 0
     elapsed_ns: int = 0
+    request: int = 0
     ending: int = RUNNING
     detail: str = ""
     reason: str = ""
@@ -91,6 +95,11 @@ class PageWriter:
         self._counters = numbers
         self._write()
 
+    def requested(self) -> tuple[int, int]:
+        """(number, steps) of the newest capture request, (0, 0) before the first: a memory read."""
+        word = self._words[2]
+        return word >> _STEPS_BITS, word & ((1 << _STEPS_BITS) - 1)
+
     def end(self, ending: int, detail: str, reason: str) -> None:
         """Write how the rank ended, or why something was dropped."""
         self._ending = (ending, _clip(detail), _clip(reason))
@@ -109,7 +118,7 @@ def read_page(path: Path) -> Counters:
             content = os.pread(file.fileno(), SIZE + 1, 0)
             if len(content) != SIZE:
                 raise PageError(f"{path} is no page: {len(content)} bytes instead of {SIZE}")
-            magic, before = _HEADER.unpack_from(content, 0)
+            magic, before, _ = _HEADER.unpack_from(content, 0)
             if magic != MAGIC:
                 raise PageError(f"{path} is no page of this version")
             after = _HEADER.unpack(os.pread(file.fileno(), _HEADER.size, 0))[1]
@@ -117,6 +126,18 @@ def read_page(path: Path) -> Counters:
                 *numbers, ending, detail, reason = _SLOT.unpack_from(content, _slot_at(before))
                 return replace(Counters(*numbers), ending=ending, detail=_text(detail), reason=_text(reason))
     raise PageError(f"{path} changed during each of {_RETRIES} reads")
+
+
+def request_capture(path: Path, number: int, steps: int) -> None:
+    """Ask the rank of this page, which looks between two steps. Replaces a request it has not taken up yet.
+
+    Raises OSError. ``number`` counts from 1, below 2**48; ``steps`` is below 2**16.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(descriptor, struct.pack("=Q", number << _STEPS_BITS | steps), _REQUEST_AT)
+    finally:
+        os.close(descriptor)
 
 
 def _slot_at(sequence: int) -> int:

@@ -67,6 +67,10 @@ class SpoolReader:
         part.write_bytes(commit.SerializeToString())
         part.rename(self.folder / names.COMMIT)
 
+    def request_capture(self, number: int, steps: int) -> None:
+        """Ask the rank to capture steps. Raises OSError."""
+        page.request_capture(self.folder / names.PAGE, number, steps)
+
     def counters(self) -> page.Counters:
         """The rank's counters as they stand. Raises SpoolError."""
         try:

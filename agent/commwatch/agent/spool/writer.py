@@ -99,7 +99,8 @@ class SpoolWriter:
             message.capture.CopyFrom(content)
         if self._segment.size >= self._segment_bytes:
             self._rotate()
-        if self._refers_to_kept(content) and self._write(self._segment, message.SerializeToString()):
+        bulky = isinstance(content, records_pb2.Capture) and bool(content.records)
+        if self._refers_to_kept(content) and self._write(self._segment, message.SerializeToString(), bulky=bulky):
             self._frames += 1
             return True
         self.dropped_frames += 1
@@ -109,6 +110,10 @@ class SpoolWriter:
         """Show the counters to the forwarder."""
         if self._writable():
             self._page.publish(numbers)
+
+    def requested(self) -> tuple[int, int]:
+        """(number, steps) of the newest capture request; (0, 0) before the first."""
+        return self._page.requested()
 
     def note(self, reason: str) -> None:
         """Say why something was dropped, in one sentence. The first reason stays."""
@@ -123,6 +128,14 @@ class SpoolWriter:
             self._page.end(page.CLEAN if ending == "clean" else page.EXCEPTION, detail, self.reason)
             self._segment.close()
             self._definitions.close()
+
+    def abandon(self) -> None:
+        """Recording did not start after all: take the folder away, as if there had never been a spool."""
+        if self._writable():
+            self._closed = True
+            self._segment.close()
+            self._definitions.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _writable(self) -> bool:
         """Not in a forked child, whose memory and descriptors are those of the rank."""
@@ -154,21 +167,24 @@ class SpoolWriter:
             _, oldest = self._unkept.popitem(last=False)
             self._unkept_bytes -= len(oldest)
 
-    def _write(self, file: AppendFile, message: bytes) -> bool:
+    def _write(self, file: AppendFile, message: bytes, *, bulky: bool = False) -> bool:
         if len(message) > delimited.MAX_MESSAGE_BYTES:
             self.note(f"a record of {len(message)} bytes is larger than {delimited.MAX_MESSAGE_BYTES}")
             return False
         framed = delimited.frame(message)
-        return self._room(len(framed)) and file.append(framed)
+        return self._room(len(framed), bulky=bulky) and file.append(framed)
 
-    def _room(self, size: int) -> bool:
+    def _room(self, size: int, *, bulky: bool) -> bool:
+        """Captures fill half of the spool at most: they go before steps do, and say so themselves."""
+        most = self._max_bytes // 2 if bulky else self._max_bytes
         used = self._segment.size + self._definitions.size + size
-        if self._older_bytes + used <= self._max_bytes:
+        if self._older_bytes + used <= most:
             return True
         self._forget_deleted()
-        if self._older_bytes + used <= self._max_bytes:
+        if self._older_bytes + used <= most:
             return True
-        self.note(f"the spool reached its limit of {self._max_bytes} bytes (COMMWATCH_SPOOL_MAX_BYTES)")
+        if not bulky:
+            self.note(f"the spool reached its limit of {self._max_bytes} bytes (COMMWATCH_SPOOL_MAX_BYTES)")
         return False
 
     def _rotate(self) -> None:
