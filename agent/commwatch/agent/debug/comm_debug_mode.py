@@ -89,7 +89,7 @@ class CommDebugMode(TorchDispatchMode):
         return not torch_private.CAN_SKIP_FRAMES
 
     def __enter__(self) -> CommDebugMode:
-        missing = recorder_private.missing()
+        missing = recorder_private.missing() + torch_private.missing_for_counts()
         if missing:
             raise RecordError(f"cannot count collectives: this torch lacks {', '.join(missing)}")
         if self._depth == 0:

@@ -209,6 +209,17 @@ _OP_CALLS = (
 )
 
 
+def missing_for_counts() -> list[str]:
+    """Names of the APIs this torch lacks that attributing ops to modules needs; empty when it can work."""
+    names = {"_C": ("_current_graph_task_id",), "_guards": ("detect_fake_mode", "TracingContext")}
+    return [
+        f"torch.{module}.{name}"
+        for module, found in names.items()
+        for name in found
+        if not hasattr(getattr(torch, module, None), name)
+    ]
+
+
 def backward_number() -> int:
     """Number of the backward this thread runs; -1 outside backward."""
     return _graph_task()

@@ -16,16 +16,19 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode as TorchCommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules import module as torch_modules
 from torch.testing._internal.distributed._tensor.common_dtensor import MLPModule, MLPStacked, ModelArgs, Transformer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import BackwardHook
 
 Program = Callable[[], Any]
 World = Callable[..., DeviceMesh]
 
 c10d = torch.ops.c10d
 functional = torch.ops.c10d_functional
+
+
+coalescing: Any = dist.distributed_c10d._coalescing_manager
 
 
 def world() -> Any:
@@ -46,7 +49,11 @@ def nonempty(counts: Any) -> dict[tuple[str, str], dict[Any, int]]:
     }
 
 
-class QuietTorchCommDebugMode(TorchCommDebugMode):
+TorchMode: Any = TorchCommDebugMode
+"""Untyped in torch."""
+
+
+class QuietTorchCommDebugMode(TorchMode):  # type: ignore[misc]  # a base without a type
     """torch's mode as it is, but its hooks' own ops run without any mode.
 
     It reads parameters' data in its pre-hook, four times each, and wraps modules' outputs in a node of its own: a
@@ -65,7 +72,7 @@ class QuietTorchCommDebugMode(TorchCommDebugMode):
         tracker._fw_pre_hook = quietly_before
 
     def __enter__(self) -> Any:
-        hook = torch_modules.BackwardHook
+        hook: Any = BackwardHook
         self._wrapping = {name: getattr(hook, name) for name in ("setup_input_hook", "setup_output_hook")}
         for name, wrap in self._wrapping.items():
             setattr(hook, name, _quiet(wrap))
@@ -74,7 +81,7 @@ class QuietTorchCommDebugMode(TorchCommDebugMode):
     def __exit__(self, *args: Any) -> None:
         super().__exit__(*args)
         for name, wrap in self._wrapping.items():
-            setattr(torch_modules.BackwardHook, name, wrap)
+            setattr(BackwardHook, name, wrap)
 
 
 def _quiet(wrap: Any) -> Any:
@@ -92,7 +99,7 @@ class Reduced(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         return funcol.all_reduce(self.linear(value), "sum", world())
 
 
@@ -101,7 +108,7 @@ class Trio(nn.Module):
         super().__init__()
         self.model = MLPModule("cpu")
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         value = funcol.all_gather_tensor(value, 0, world())
         value = funcol.reduce_scatter_tensor(value, "sum", 0, world())
         return funcol.all_reduce(self.model(value), "sum", world())
@@ -120,7 +127,7 @@ def trio_backward(_mesh: DeviceMesh) -> Program:
 def mlp(mesh: DeviceMesh, grad: bool = False, sequence_parallel: bool = False) -> Program:
     shard = Shard(0) if sequence_parallel else None
     colwise = ColwiseParallel(input_layouts=shard)
-    plan = {"net1": colwise, "net2": RowwiseParallel(output_layouts=shard)}
+    plan: Any = {"net1": colwise, "net2": RowwiseParallel(output_layouts=shard)}
     model = parallelize_module(MLPModule("cpu"), mesh, plan)
     value = torch.rand(8, 10, requires_grad=grad)
     return lambda: model(value).sum().backward()
@@ -139,7 +146,7 @@ def sequence_parallel_with_input_grad(mesh: DeviceMesh) -> Program:
 
 
 def stacked(mesh: DeviceMesh) -> Program:
-    plan = {
+    plan: Any = {
         f"layers.{layer}.{name}": style
         for layer in range(2)
         for name, style in (("net1", ColwiseParallel()), ("net2", RowwiseParallel()))
@@ -171,8 +178,9 @@ def inference(mesh: DeviceMesh) -> Program:
 
 
 def dropout(mesh: DeviceMesh) -> Program:
-    sharded = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
-    return lambda: nn.functional.dropout(sharded, 0.5).full_tensor()
+    sharded: Any = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
+    dropped: Any = nn.functional.dropout
+    return lambda: dropped(sharded, 0.5).full_tensor()
 
 
 def fake(_mesh: DeviceMesh) -> Program:
@@ -236,14 +244,14 @@ def plain(_mesh: DeviceMesh) -> Program:
         dist.reduce_scatter(value, parts)
         dist.all_to_all_single(value, value.clone())
         dist.all_to_all(parts, [part.clone() for part in parts])
-        with dist._coalescing_manager():
+        with coalescing():
             dist.all_gather_into_tensor(all_values, value)
 
     return run
 
 
 def redistributes(mesh: DeviceMesh) -> Program:
-    sharded = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
+    sharded: Any = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
     other = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
 
     def run() -> None:
@@ -260,7 +268,7 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.first, self.second, self.reentrant = Reduced(), Reduced(), reentrant
 
-    def _layers(self, value: torch.Tensor) -> torch.Tensor:
+    def _layers(self, value: torch.Tensor) -> Any:
         return self.second(self.first(value).relu())
 
     def forward(self, value: torch.Tensor) -> Any:

@@ -27,7 +27,7 @@ class Layers(nn.Module):
         super().__init__()
         self.first, self.second, self.broken = Reduced(), Reduced(), broken
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         value = self.first(value)
         if self.broken:
             torch._dynamo.graph_break()
@@ -39,7 +39,7 @@ class Around(nn.Module):
         super().__init__()
         self.inner, self.after = inner, Reduced()
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         return self.after(self.inner(value))
 
 

@@ -50,7 +50,7 @@ class Twice(nn.Module):
         super().__init__()
         self.layer = Reduced()
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         return funcol.all_reduce(self.layer(self.layer(value)), "sum", world())
 
 
@@ -81,7 +81,7 @@ def test_a_module_called_twice_in_the_same_parent(fake_world: World) -> None:
 
 
 class Raises(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         funcol.all_reduce(value, "sum", world())
         raise ValueError
 
@@ -92,7 +92,7 @@ class Catches(nn.Module):
         self.bad, self.good = Raises(), Reduced()
         self.seen: list[tuple[str, set[str]]] = []
 
-    def forward(self, value: torch.Tensor, tracker: Any) -> torch.Tensor:
+    def forward(self, value: torch.Tensor, tracker: Any) -> Any:
         try:
             self.bad(value)
         except ValueError:
@@ -239,17 +239,19 @@ def test_ops_torchs_table_does_not_know(fake_world: World) -> None:
 class Foreign(torch.Tensor):
     """A subclass that communicates when it is multiplied."""
 
-    inner: torch.Tensor
+    plain: Any
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Any:
-        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-        wrapper.inner = inner
+        wrapper: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.plain = inner
         return wrapper
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = tree_map(lambda value: value.inner if isinstance(value, cls) else value, args)
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as if it were bound
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = tree_map(lambda value: value.plain if isinstance(value, cls) else value, args)
         out = func(*plain, **(kwargs or {}))
         if func is torch.ops.aten.mm.default:
             dist.all_reduce(out)
@@ -258,7 +260,7 @@ class Foreign(torch.Tensor):
 
 
 class Multiplies(nn.Module):
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
+    def forward(self, value: torch.Tensor) -> Any:
         return value @ torch.rand(4, 4)
 
 

@@ -27,12 +27,22 @@ from torch.nn.modules import module as torch_modules
 from commwatch.agent import record
 from commwatch.agent.debug import CommDebugMode
 from commwatch.agent.recorder import interpose
+from commwatch.agent.recorder.local import RecordError
 from tests.unit.agent.debug import comm_programs as programs
-from tests.unit.agent.debug.comm_programs import Reduced, Trio, World, c10d, functional, own_module_counts, world
+from tests.unit.agent.debug.comm_programs import (
+    Reduced,
+    Trio,
+    World,
+    c10d,
+    coalescing,
+    functional,
+    own_module_counts,
+    world,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-EMPTY = {"Global": {"forward": {}, "backward": {}}}
+EMPTY: Any = {"Global": {"forward": {}, "backward": {}}}
 
 
 def test_entering_starts_anew(fake_world: World) -> None:
@@ -94,7 +104,7 @@ def test_plain_collectives_one_by_one_in_the_same_mode(fake_world: World) -> Non
         (c10d.allgather_into_tensor_coalesced_, dist.all_gather_into_tensor, (torch.rand(8, 8), torch.rand(4, 8))),
         (c10d.reduce_scatter_tensor_coalesced_, dist.reduce_scatter_tensor, (torch.rand(4, 8), torch.rand(8, 8))),
     ):
-        with mode, dist._coalescing_manager():
+        with mode, coalescing():
             call(*values)
         assert mode.get_comm_counts() == {key: 1}
 
@@ -234,7 +244,7 @@ def test_higher_order_ops_pass(fake_world: World) -> None:
     mesh = fake_world(4)
     value = distribute_tensor(torch.rand(8, 8), mesh, [Shard(0)])
     with CommDebugMode() as mode:
-        dropped = nn.functional.dropout(value, 0.5)
+        dropped: Any = nn.functional.dropout(value, 0.5)
         dropped.redistribute(placements=[Replicate()]).to_local()
     assert mode.get_comm_counts() == {functional.all_gather_into_tensor: 1}
 
@@ -325,3 +335,12 @@ assert "torch._dynamo" not in sys.modules
 assert mode.comm_module_operation_counts["Linear"]["operations_list"]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_torch_that_lacks_something_is_refused_on_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    before = hooks_of(nn.Linear(1, 1))
+    with pytest.raises(RecordError, match=r"this torch lacks torch\._C\._current_graph_task_id"):
+        CommDebugMode().__enter__()
+    assert hooks_of(nn.Linear(1, 1)) == before
+    assert not interpose.installed()

@@ -89,7 +89,7 @@ def totals(counts: Any, name: str) -> dict[str, Counter[Any]]:
     return {direction: Counter(dict(found.get(direction, {}))) for direction in ("forward", "backward")}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=STEPS)
 def test_own_and_children_make_the_total_and_nothing_is_lost(steps: list[Any]) -> None:
     issued: Counter[Issued] = Counter()
