@@ -11,7 +11,7 @@ import pytest
 
 from commwatch.service.cli import main
 from commwatch.service.domain.captures import Capture
-from commwatch.service.domain.records import Completeness, Frame, Line, RankKey
+from commwatch.service.domain.records import Completeness, Frame, Goodbye, Line, Progress, RankKey
 from commwatch.service.domain.sites import site_of
 from commwatch.service.store.contract import Store, StreamWrite
 from commwatch.service.store.opening import open_store
@@ -258,6 +258,26 @@ def test_incomplete_recording_gives_no_verdict_and_names_rank_group_and_counts(s
     # The base alone is whole.
     assert run("compare", "main~1", "main~1")[0] == 0
     assert [row.split()[7] for row in run("runs")[1].splitlines()[1:]] == ["-", "52"]
+
+
+def test_a_running_run_may_make_up_for_what_is_missing_and_is_judged_at_its_end(store: Store, run: Run) -> None:
+    JOB.feed(store)
+    head = Job(2, STEP, commit=8, state="running")
+    head.feed(store)
+    add(store, head, 2, completeness(88, 90, 10))
+    evaluate(store, head.id, NOW)
+    assert store.compared(head.id) is None
+    frames = [Frame(FRAMES_OF_A_JOB + 2, completeness(92, 92, 11))]
+    last = Progress(1, 11, 10, 11, 0, 0, 0, "")
+    for rank in range(4):
+        write = StreamWrite(RankKey(head.id, 0, rank), head.project, list(frames) if rank == 2 else [])
+        write.goodbye = Goodbye("clean", "", last)
+        store.apply([write], NOW)
+    evaluate(store, head.id, NOW)
+    compared = store.compared(head.id)
+    assert compared is not None
+    assert compared[:2] == (JOB.id, "same")
+    assert run("gate", "--base", "main~1", "--head", "main")[0] == 0
 
 
 def test_ranks_that_never_reported_completeness_are_named(store: Store, run: Run) -> None:

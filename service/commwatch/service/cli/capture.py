@@ -40,13 +40,22 @@ def _parse_ranks(_context: click.Context, _option: click.Parameter, value: str) 
 @click.command()
 @click.argument("run")
 @click.option(
-    "--ranks", callback=_parse_ranks, default="0", metavar="LIST", help="Such as 0,7 or 0-3; at most 64. Default: 0."
+    "--ranks",
+    callback=_parse_ranks,
+    default="0",
+    metavar="LIST",
+    help="Which, such as 0,7 or 0-3; at most 64. Default: 0.",
 )
 @click.option(
     "--steps", type=click.IntRange(1, MAX_REQUEST_STEPS), default=1, help="Steps of each rank, 1 to 16. Default: 1."
 )
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(0, MAX_WAIT_S), default=60.0, metavar="SECONDS", help="Default: 60."
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0, MAX_WAIT_S),
+    default=60.0,
+    metavar="SECONDS",
+    help="How long to wait for the records. Default: 60.",
 )
 @click.option("--no-wait", is_flag=True, help="Ask, and return at once.")
 @click.option("--author", metavar="NAME", help="Who asks. Default: git's user.name, else the login.")
@@ -64,8 +73,9 @@ def capture(
 ) -> int:
     """Ask ranks of RUN, which must be running, to record their next steps op by op, and wait for the records.
 
-    Exits 0 when every rank captured what was asked for, or with --no-wait when none of them can no longer; 1 when a
-    rank refused, ended first, or did not answer in time.
+    A step is captured from its beginning, so records come after the step that runs now. Exits 0 when every rank
+    captured what was asked for (with --no-wait: when all of them still run), and 1 when a rank refused, ended first,
+    or did not answer in time.
     """
     who = author or asker()
     asked = with_git([run], lambda ref: asking.client.ask_captures(ref, ranks, steps, who, workload=workload))

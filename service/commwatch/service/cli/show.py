@@ -29,7 +29,7 @@ _HEADERS = ("site", "phase", "kind", "group", "calls", "per rank", "payload", "m
 @click.option("--step", type=click.IntRange(1), help="Print this captured step as a tree instead.")
 @click.option("--rank", type=click.IntRange(0), help="Of this rank. Default: the lowest that captured the step.")
 @click.option(
-    "--kind", "kinds", multiple=True, metavar="KIND", type=click.Choice(ALL_KINDS), help="Only these; see below."
+    "--kind", "kinds", multiple=True, metavar="KIND", type=click.Choice(ALL_KINDS), help="Only records of this kind."
 )
 @click.option("--module", metavar="GLOB", help="Only what ran in modules that match, or was issued for them.")
 @click.option(

@@ -64,7 +64,7 @@ def matching_sites(sites: Sequence[SteadySite], text: str) -> list[SteadySite]:
         kind, module = "", text
     of_kind = [site for site in sites if not kind or site.site.kind == kind]
     exact = [site for site in of_kind if site.site.module in (module, fold(module))]
-    return exact or [site for site in of_kind if site.site.module and fnmatchcase(site.site.module, module)]
+    return exact or [site for site in of_kind if fnmatchcase(site.site.module, module)]
 
 
 def site_in_words(site: Site) -> str:

@@ -114,8 +114,8 @@ def choose(
             short.setdefault(found, []).append(rank.rank)
     reasons += [Reason(_CODES[text], f"{ranks_in_words(numbers)} {text}.") for text, numbers in short.items()]
     if reasons:
-        inexact = any(reason.code in _INEXACT for reason in reasons)
-        return NotSteady(tuple(reasons), passing=run.state == "running" and not inexact)
+        dropped = any(reason.code == "dropped_calls" for reason in reasons)
+        return NotSteady(tuple(reasons), passing=run.state == "running" and not dropped)
     return Choice(tuple(chosen), _left_out(ranks, ranges, chosen, definitions))
 
 
@@ -138,7 +138,6 @@ def ranks_in_words(numbers: Iterable[int]) -> str:
 _FEW = f"ran no pattern for {MIN_STEADY_STEPS} steps"
 _UNSTABLE = "ran too many different patterns to have a steady one"
 _UNKNOWN = "ran a pattern whose definition has not arrived"
-_INEXACT = ("dropped_calls", "incomplete_recording")
 _CODES = {_FEW: "no_steady_pattern", _UNSTABLE: "unstable", _UNKNOWN: "unknown_definition"}
 
 
@@ -161,7 +160,7 @@ def _dropped(ranks: Sequence[Rank]) -> list[Reason]:
 
 
 def _incomplete(ranks: Sequence[Rank]) -> list[Reason]:
-    """The first difference in full, and how many more there are."""
+    """The first difference in full, and how many more there are. While a rank runs, a later step may make up for it."""
     found = differences(ranks)
     if not found:
         return []
