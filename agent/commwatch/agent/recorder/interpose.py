@@ -18,9 +18,14 @@ from typing import Any
 import torch
 
 from commwatch.agent.recorder import catalog, torch_private
+from commwatch.agent.recorder.codes import raised_by_signal
 
 Sink = Callable[[catalog.Op, tuple[Any, ...]], None]
-"""Called with the op and its arguments before the collective runs. Must never raise and must not keep the arguments."""
+"""Called with the op and its arguments before the collective runs. Must not keep the arguments.
+
+Handles its own errors: one that raises is shown nothing more, and nobody says so. Only what a signal handler of the
+program raised goes through.
+"""
 
 
 class _Shown:
@@ -43,7 +48,12 @@ def _kernel(name: str, op: catalog.Op) -> Callable[..., Any]:
         keys = keyset & behind
         if not keys.has(meta):  # tracing and fake tensors communicate nothing
             for sink in shown.sinks:
-                sink(op, args)
+                try:
+                    sink(op, args)
+                except Exception as error:  # noqa: PERF203  a sink may fail, neither the collective nor the next sink
+                    if raised_by_signal(error):
+                        raise
+                    silence(sink)
         return redispatch(keys, *args)
 
     return recorded

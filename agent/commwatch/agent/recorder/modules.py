@@ -211,8 +211,13 @@ class _Closing:
         return self
 
     def __call__(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if not is_compiling():
+        if is_compiling():
+            return
+        try:
             self._tracker.close(module)
+        except Exception as error:  # attribution may fail, the job's forward may not
+            if raised_by_signal(error):
+                raise
 
 
 class Listener(Protocol):
@@ -313,14 +318,10 @@ class ModuleTracker:
 
     def close(self, module: nn.Module) -> None:
         """The module's own output hooks ran: from here on its caller is active."""
-        try:
-            module._forward_hooks.pop(self._closing_key, None)  # noqa: SLF001  put there by this call
-            self._unclosed.pop(id(module), None)
-            if self._enabled:
-                self._left()
-        except Exception as error:  # attribution may fail, the job's forward may not
-            if raised_by_signal(error):
-                raise
+        module._forward_hooks.pop(self._closing_key, None)  # noqa: SLF001  put there by this call
+        self._unclosed.pop(id(module), None)
+        if self._enabled:
+            self._left()
 
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
         if is_compiling() or not self._enabled:
@@ -333,9 +334,7 @@ class ModuleTracker:
             identity = id(module)
             if identity not in calls:
                 return
-            ended = 0
-            while ended != identity:  # calls that an exception left behind end too
-                ended = calls.pop()
+            while calls.pop() != identity:  # what an exception left behind
                 if self.listener is not None:
                     self.listener.left()
             stack.after_child = True
@@ -349,6 +348,8 @@ class ModuleTracker:
             self._hooks_ns += perf_counter_ns() - began
 
     def _left(self) -> None:
+        if self.listener is not None:
+            self.listener.left()
         calls = self.stack.calls
         self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
         if not calls and not self.stack.grad:

@@ -6,6 +6,7 @@ sent, and nothing is left of it. It takes a tenth of a millisecond, once the ker
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 from commwatch.agent.recorder import interpose, torch_private
@@ -31,9 +32,14 @@ def failure(then: interpose.Sink | None = None) -> str:
     seen: list[str] = []
     places: list[int] = []
 
+    asking = [get_ident()]
+
     def see(op: Op, args: tuple[Any, ...]) -> None:
+        if get_ident() not in asking:  # another thread's call, or one after the proof
+            return
         seen.append(op.name)
-        places.extend(tensor.data_ptr() for tensor in args[op.inputs[0]])
+        if op.name == EXPECTED:
+            places.extend(tensor.data_ptr() for tensor in args[op.inputs[0]])
 
     interpose.add(see)
     try:
@@ -48,6 +54,7 @@ def failure(then: interpose.Sink | None = None) -> str:
             raise
         return f"a call through the dispatcher raised {type(error).__name__}: {error}"
     finally:
+        asking.clear()
         interpose.remove(see)
     return wrong
 

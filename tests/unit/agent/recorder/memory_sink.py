@@ -20,6 +20,7 @@ class MemorySink:
         self.completeness: list[records_pb2.Completeness] = []
         self.captures: list[records_pb2.Capture] = []
         self.counters = Numbers()
+        self.request = (0, 0)
 
     def define(self, kind: int, content: bytes) -> bytes:
         key = hashlib.blake2b(bytes([kind]) + content, digest_size=16).digest()
@@ -43,6 +44,9 @@ class MemorySink:
 
     def publish(self, numbers: Numbers) -> None:
         self.counters = numbers
+
+    def requested(self) -> tuple[int, int]:
+        return self.request
 
     def newest(self) -> dict[int, records_pb2.StepRange]:
         return {record.number: record for record in self.records}
