@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LEVELS = ("collectives", "off")
+from commwatch.agent.capture.plan import Plan, parse_steps
+
+LEVELS = ("collectives", "ops", "off")
 COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+/:@-]{0,63}")
 """What the service takes as a commit: a hash of git, or what another system calls one."""
 
@@ -39,7 +41,18 @@ SETTINGS = (
     ),
     Setting("COMMWATCH_PROJECT", "default", "name", "Project the run belongs to."),
     Setting("COMMWATCH_WORKLOAD", "the script's name", "name", "Only runs of one workload are compared."),
-    Setting("COMMWATCH_LEVEL", "collectives", "collectives, off", "What is recorded."),
+    Setting(
+        "COMMWATCH_LEVEL",
+        "collectives",
+        "collectives, ops, off",
+        "What is recorded; ops captures each step op by op as well, or those COMMWATCH_CAPTURE_STEPS names.",
+    ),
+    Setting(
+        "COMMWATCH_CAPTURE_STEPS",
+        "none",
+        "steps",
+        "Steps to capture op by op, counted from 1, such as 3,100:102; ranges include both ends.",
+    ),
     Setting(
         "COMMWATCH_RUN_ID",
         "agreed on by the ranks",
@@ -65,6 +78,7 @@ class AgentSettings:
     project: str
     workload: str
     level: str
+    capture: Plan
     run_id: str
     spool_max_bytes: int
     deadline_s: float
@@ -102,11 +116,22 @@ def load(environ: Mapping[str, str]) -> AgentSettings:
         project=_name(environ, "COMMWATCH_PROJECT") or "default",
         workload=_name(environ, "COMMWATCH_WORKLOAD"),
         level=level,
+        capture=_plan(environ, level),
         run_id=run_id,
         spool_max_bytes=int(_number(environ, "COMMWATCH_SPOOL_MAX_BYTES", 64 * 1024**2, least=64 * 1024, most=1024**4)),
         deadline_s=_number(environ, "COMMWATCH_DEADLINE_S", 30, least=0, most=3600),
         heartbeat_s=_number(environ, "COMMWATCH_HEARTBEAT_S", 1, least=0.05, most=15),
     )
+
+
+def _plan(environ: Mapping[str, str], level: str) -> Plan:
+    text = environ.get("COMMWATCH_CAPTURE_STEPS", "").strip()
+    if not text:
+        return Plan(every=level == "ops")
+    try:
+        return Plan(parse_steps(text))
+    except ValueError as error:
+        raise SettingsError(f"COMMWATCH_CAPTURE_STEPS: {error}; expected steps such as 3,100:102") from None
 
 
 def _check_endpoint(endpoint: str) -> None:

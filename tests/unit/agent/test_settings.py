@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from commwatch.agent.capture.plan import Plan
 from commwatch.agent.settings import SETTINGS, AgentSettings, SettingsError, as_markdown, load
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +19,7 @@ def test_nothing_set_means_defaults() -> None:
         project="default",
         workload="",
         level="collectives",
+        capture=Plan(),
         run_id="",
         spool_max_bytes=67_108_864,
         deadline_s=30,
@@ -32,6 +34,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         "COMMWATCH_PROJECT": " llm ",
         "COMMWATCH_WORKLOAD": "pretrain",
         "COMMWATCH_LEVEL": "off",
+        "COMMWATCH_CAPTURE_STEPS": "3, 100:102",
         "COMMWATCH_RUN_ID": "01938DDD000070008000000000000001",
         "COMMWATCH_COMMIT": "abc123",
         "COMMWATCH_BRANCH": "topic/x",
@@ -46,11 +49,18 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         project="llm",
         workload="pretrain",
         level="off",
+        capture=Plan(((3, 3), (100, 102))),
         run_id="01938ddd-0000-7000-8000-000000000001",
         spool_max_bytes=65536,
         deadline_s=0,
         heartbeat_s=0.5,
     )
+
+
+def test_the_level_ops_captures_each_step_or_those_that_are_named() -> None:
+    assert load({"COMMWATCH_LEVEL": "ops"}).capture == Plan(every=True)
+    assert load({"COMMWATCH_LEVEL": "ops", "COMMWATCH_CAPTURE_STEPS": "2"}).capture == Plan(((2, 2),))
+    assert [step for step in range(1, 9) if Plan(((2, 3), (7, 7))).wants(step)] == [2, 3, 7]
 
 
 def test_a_variable_set_to_nothing_is_not_set() -> None:
@@ -78,7 +88,17 @@ NUMBER = "{} is {!r}: expected a number from {}"
                 *("http://host:8431", "host name:8431", "user@host:8431", "host:8431\n", "host:" + "1" * 5000),
             )
         ),
-        ("COMMWATCH_LEVEL", "all", "COMMWATCH_LEVEL is 'all': expected one of collectives, off"),
+        ("COMMWATCH_LEVEL", "all", "COMMWATCH_LEVEL is 'all': expected one of collectives, ops, off"),
+        *(
+            ("COMMWATCH_CAPTURE_STEPS", value, f"COMMWATCH_CAPTURE_STEPS: {what}; expected steps such as 3,100:102")
+            for value, what in (
+                ("a", "'a' is no step and no range such as 100:102"),
+                ("1,,2", "'' is no step and no range such as 100:102"),
+                ("5:3", "'5:3' must run upwards from 1 on"),
+                ("0", "'0' must run upwards from 1 on"),
+                (",".join(["1"] * 101), "101 ranges, more than 100"),
+            )
+        ),
         ("COMMWATCH_RUN_ID", "7", "COMMWATCH_RUN_ID is '7': expected a UUID, such as `uuidgen` prints"),
         ("COMMWATCH_PROJECT", "a\tb", NAME.format("COMMWATCH_PROJECT", r"'a\tb'")),
         ("COMMWATCH_WORKLOAD", "w" * 201, NAME.format("COMMWATCH_WORKLOAD", f"{'w' * 40!r}...")),

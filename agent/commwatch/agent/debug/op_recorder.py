@@ -19,7 +19,7 @@ from commwatch.agent.debug.calls import AnnotateCall, OpCall, OutputPlacementCal
 from commwatch.agent.debug.group_arguments import GroupArguments
 from commwatch.agent.debug.module_entries import ModuleEntries
 from commwatch.agent.debug.snapshot import Snapshots
-from commwatch.agent.debug.stacks import ForwardStacks, LazyStack
+from commwatch.agent.debug.stacks import ForwardNotes, LazyStack
 from commwatch.agent.debug.torch_private import in_benchmark, stack_depth
 from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.torch_private import current_autograd_node
@@ -62,7 +62,8 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
     """A dispatch mode that keeps a tree of records in ``operators``, in order, each with its ``call_depth``.
 
     The flags are those of torch's ``DebugMode``. ``max_records`` bounds memory. No tensor is kept alive, unless
-    ``store_original_args`` asks for it. An error of the recorder's own ends the recording and stands in ``failure``.
+    ``store_original_args`` asks for it. An error of the recorder's own ends the recording and stands in ``failure``;
+    with ``listening`` off the mode passes everything through.
     """
 
     def __init__(
@@ -116,13 +117,14 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         self.operators: list[Any] = []
         self.dropped_records = 0
         self.failure: Exception | None = None
+        self.listening = True
         self.call_depth = 0
         self._open_ranges = 0
         self.ignored_record_functions = 0
         self.current_nn_module_stack: list[str] = []
         self.fx_stack_trace: str | None = None
         self._tensor_memo = None
-        self._forward_stacks = ForwardStacks()
+        self._forward_stacks: ForwardNotes[LazyStack] = ForwardNotes()
         self._snapshots.forget()
 
     # What torch calls
@@ -170,7 +172,7 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         call = None
-        if self.failure is None:
+        if self.listening:
             try:
                 facts = self._ops.get(id(func))
                 if facts is None:
@@ -208,7 +210,7 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         is_explicit: bool = False,
     ) -> _Redistribute:
         """DTensor decides on a redistribute (``arg`` is the argument's index), or does one (``arg`` is the tensor)."""
-        if self.failure is None:
+        if self.listening:
             try:
                 self._redistribute(arg, src_placement, dst_placement, transform_info_str, explicit=is_explicit)
             except Exception as error:  # noqa: BLE001  as above
@@ -308,7 +310,8 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         stack = LazyStack()
         call.stack = stack
         if current_autograd_node() is None:
-            self._forward_stacks.note(stack, [value for value in args if isinstance(value, torch.Tensor)])
+            tensors = [value for value in args if isinstance(value, torch.Tensor)]
+            self._forward_stacks.note(stack, [value for value in tensors if value.requires_grad and value.is_leaf])
         else:
             call.forward_stack = self._forward_stacks.current()
 
@@ -331,7 +334,7 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
 
     def _guarded(self, work: Callable[[], _T]) -> _T | None:
         """Do it unless the recording failed before; a failure ends the recording, not the job."""
-        if self.failure is None:
+        if self.listening:
             try:
                 return work()
             except Exception as error:  # noqa: BLE001  the recorder may fail, the job may not
@@ -342,6 +345,7 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         if raised_by_signal(error):
             raise error
         self.failure = error
+        self.listening = False
 
     # Ranges, annotations and modules
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import traceback
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch.utils._traceback import CapturedTraceback
 
 from commwatch.agent.recorder.torch_private import current_autograd_node, node_sequence_number, sequence_number
 
+_Note = TypeVar("_Note")
+
 MAX_NODES = 200_000
-"""Autograd nodes whose forward stack is kept; beyond it the older half is forgotten."""
+"""Autograd nodes whose forward op is remembered; beyond it the older half is forgotten."""
 
 _HERE = str(Path(__file__).parent) + os.sep
 
@@ -43,32 +46,30 @@ class LazyStack:
         return self._text
 
 
-class ForwardStacks:
-    """Which stack made an autograd node: noted by sequence number at each op, without anomaly mode."""
+class ForwardNotes(Generic[_Note]):
+    """Something about the forward op that made an autograd node: noted by sequence number, without anomaly mode."""
 
     def __init__(self) -> None:
-        self._by_number: dict[int, LazyStack] = {}
-        self._leaves: dict[int, tuple[weakref.ref[Any], LazyStack]] = {}
+        self._by_number: dict[int, _Note] = {}
+        self._leaves: dict[int, tuple[weakref.ref[Any], _Note]] = {}
         self._next = 0
 
-    def note(self, stack: LazyStack, tensors: list[Any]) -> None:
-        """An op runs in forward: the nodes made since the op before it are of this stack."""
+    def note(self, note: _Note, leaves: Iterable[Any] = ()) -> None:
+        """An op runs in forward: the nodes made since the op before it are its own, and those of ``leaves`` too."""
         number = sequence_number()
         if number - self._next > 64 or number < self._next:
             self._next = max(0, number - 1)
         for made in range(self._next, number):
-            self._by_number[made] = stack
+            self._by_number[made] = note
         self._next = number
-        for tensor in tensors:
-            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self._leaves:
-                self._leaves[id(tensor)] = (weakref.ref(tensor), stack)
-        for table in (self._by_number, self._leaves):
-            if len(table) > MAX_NODES:
-                for key in list(table)[: MAX_NODES // 2]:
-                    del table[key]
+        for leaf in leaves:
+            if id(leaf) not in self._leaves:
+                self._leaves[id(leaf)] = (weakref.ref(leaf), note)
+        _halve(self._by_number)
+        _halve(self._leaves)
 
-    def current(self) -> LazyStack | None:
-        """Forward stack of the node that the autograd engine runs now; None in forward, or when it is not known."""
+    def current(self) -> _Note | None:
+        """What was noted for the node that the autograd engine runs now; None in forward, or when it is not known."""
         node = current_autograd_node()
         if node is None:
             return None
@@ -77,3 +78,9 @@ class ForwardStacks:
             found = self._leaves.get(id(variable))
             return found[1] if found is not None and found[0]() is variable else None
         return self._by_number.get(node_sequence_number(node))
+
+
+def _halve(table: dict[int, Any]) -> None:
+    if len(table) > MAX_NODES:
+        for key in list(table)[: MAX_NODES // 2]:
+            del table[key]

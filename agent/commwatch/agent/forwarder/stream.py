@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from commwatch.agent.forwarder.closing import goodbye, progress
+from commwatch.agent.forwarder.requests import Requests
 from commwatch.agent.spool.reader import SpoolReader
 from commwatch.v1 import ingest_pb2
 
@@ -70,6 +71,7 @@ class RankStream:
         self._acked = 0
         self._sent = 0
         self._next = 1
+        self._requests = Requests()
         self._wanted: set[bytes] = set()
         self._defined_at = -1
         self._wait_s = 0.0
@@ -161,6 +163,7 @@ class RankStream:
     async def _beat(self) -> None:
         """Read the counters, send every frame that was written before them, then the counters."""
         counters = self._reader.counters()
+        self._requests.pass_on(self._reader, counters)
         while await self._send_frames():
             if self._wanted or self._wait_s or not self._window():
                 return
@@ -209,6 +212,8 @@ class RankStream:
                 self._wait_s = wait_ms / 1000
                 self._said_goodbye = False
                 _log.info("the service asks to wait %d ms: %s", wait_ms, response.back_off.reason)
+            elif kind == "capture":
+                self._requests.take(response.capture)
             elif kind == "rejected":
                 what = response.rejected.hash.hex() or f"frame {response.rejected.frame}"
                 _log.warning("%s was rejected: %s", what, response.rejected.reason)

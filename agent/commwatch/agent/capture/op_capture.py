@@ -1,0 +1,144 @@
+"""The op recorder of a capture: it also knows lines, collectives and, in backward, modules."""
+
+from __future__ import annotations
+
+import sys
+from threading import get_ident
+from typing import Any
+
+from commwatch.agent.capture.places import Places
+from commwatch.agent.debug import torch_private as private
+from commwatch.agent.debug.calls import AnnotateCall, OpCall, OutputPlacementCall
+from commwatch.agent.debug.group_arguments import GroupArguments
+from commwatch.agent.debug.op_recorder import OpRecorder
+from commwatch.agent.debug.stacks import ForwardNotes
+from commwatch.agent.recorder import torch_private
+from commwatch.agent.recorder.catalog import Op
+from commwatch.agent.recorder.observer import Observer
+
+MAX_RECORDS = 200_000
+"""Records kept of one step; later ones are counted as dropped."""
+
+
+class OpCapture(OpRecorder):
+    """Records one step. ``places`` are the lines the records' ``place`` counts in, from 1.
+
+    Where torch's text shows a DTensor op beside its module, here it is a child of it, and what runs until the op on
+    local tensors that it comes down to is a child of the DTensor op. ``collectives`` holds, by index of a record, the
+    calls it issued: (identity in the observer, position in the step).
+    """
+
+    def __init__(self, observer: Observer, *, max_records: int = MAX_RECORDS) -> None:
+        super().__init__(max_records=max_records, groups=GroupArguments(observer.groups))
+        self.places = Places(observer.relative)
+        self.collectives: dict[int, list[tuple[int, int]]] = {}
+        self._observer = observer
+        self._notes: ForwardNotes[int] = ForwardNotes()
+        self._module_depths: list[int] = []
+        self._backward: tuple[str, int] | None = None
+        self._desugared: tuple[Any, int] | None = None
+        self._issuing: tuple[int, int] | None = None
+
+    # What the recorder tells
+
+    def entered(self, name: str) -> None:
+        """A module's forward begins."""
+        if private.is_active(self):
+            self._module_depths.append(self.call_depth)
+            self._desugared = None
+            self._guarded(lambda: self._enter_nn_module_call(name, "nn.Mod"))
+
+    def left(self) -> None:
+        """The newest module call ended."""
+        if self._module_depths and private.is_active(self):
+            self.call_depth = self._module_depths.pop()
+            if self.current_nn_module_stack:
+                self.current_nn_module_stack.pop()
+
+    def saw(self, op: Op, identity: int, position: int) -> None:
+        """The recorder saw a collective: of the op that runs now, or of one that does not pass this mode."""
+        if self.listening:
+            self._guarded(lambda: self._attach(op, identity, position))
+
+    def _attach(self, op: Op, identity: int, position: int) -> None:
+        if self._issuing != (len(self.operators), get_ident()) or self.operators[-1].has_output:
+            before = len(self.operators)
+            self._keep(OpCall(op.name, "op", (), None, self.call_depth + 1))
+            if len(self.operators) == before:
+                return
+        self.collectives.setdefault(len(self.operators) - 1, []).append((identity, position))
+
+    # Records
+
+    def _op(self, facts: Any, kind: str, args: tuple[Any, ...], kwargs: Any, depth: int) -> OpCall | None:
+        node = torch_private.current_autograd_node()
+        before = self.call_depth
+        if node is not None or self._backward is not None:
+            self._follow_backward(node)
+        depth += self.call_depth - before
+        if kind == "dtensor_op":
+            self._desugared = None
+            depth += 1  # a child of its module, like every other op
+        else:
+            depth += self._in_dtensor_op()
+        call = super()._op(facts, kind, args, kwargs, depth)
+        if kind == "dtensor_op":
+            self._desugared = (facts.op, self.call_depth)
+        elif self._desugared == (facts.op, self.call_depth):
+            self._desugared = None
+        if call is not None:
+            call.place = self._place(node)
+            if facts.group:
+                self._issuing = (len(self.operators), get_ident())
+        return call
+
+    def _keep(self, call: Any) -> None:
+        call.place = self.places.of(sys._getframe(1))
+        if isinstance(call, AnnotateCall) and call.kind != "module":
+            call.call_depth += 1  # a child of its module, like every op
+        if isinstance(call, OutputPlacementCall) and self.operators:
+            call.call_depth = max(call.call_depth, self.operators[-1].call_depth)  # also behind the local op
+        else:
+            call.call_depth += self._in_dtensor_op()
+        super()._keep(call)
+
+    def _in_dtensor_op(self) -> int:
+        """1 between a DTensor op and the op on local tensors that it comes down to, else 0."""
+        if self._desugared is not None and self.call_depth < self._desugared[1]:
+            self._desugared = None
+        return int(self._desugared is not None)
+
+    def _place(self, node: Any) -> int:
+        """In forward the line that runs; in backward that of the forward op behind it, where it is known."""
+        here = self.places.of(sys._getframe(2))
+        if node is None:
+            self._notes.note(here)
+            return here
+        return self._notes.current() or here
+
+    def _follow_backward(self, node: Any) -> None:
+        """Keep the entry open of the module whose backward runs: between ops, while nothing else is open in it."""
+        if self._backward is not None:
+            name, base = self._backward
+            if self.call_depth != base + 1:
+                return
+            module = self._module_of(node)
+            if module == name:
+                return
+            self.call_depth = base
+            self._backward = self._desugared = None
+        else:
+            module = self._module_of(node)
+        if module:
+            self._backward = (module, self.call_depth)
+            self._keep(AnnotateCall(module, "nn.Mod backward", "module", self.call_depth + 1))
+            self.call_depth += 1
+
+    def _module_of(self, node: Any) -> str:
+        if node is None:
+            return ""
+        names, intervals = self._observer.names, self._observer.tracker.intervals
+        parameter = torch_private.accumulated(node)
+        if parameter is not None:
+            return names.of_parameter(parameter)
+        return intervals.module_of(torch_private.node_sequence_number(node))
