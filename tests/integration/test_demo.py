@@ -33,6 +33,11 @@ def test_the_demo_catches_the_commit_that_communicates_more(tmp_path: Path) -> N
     assert "calls per step: 156 -> 220 over all ranks" in text
     assert "alert raised" in text
     assert "gate: exit 1 regression" in text
+    assert (
+        "line model.py:39 in mix module layers.*.wo (4 modules) op aten.mm.default redistribute implicit, S(1) -> R"
+        " collective all_gather "
+    ) in text
+    assert "step 16 calls a step over 4 ranks (4 on each), 524 kB payload" in text
     assert "What to run next:" in text
     assert (kept / "commwatch.db").exists()
     assert (kept / "job" / "model.py").read_text().count('"wo": Shard(0),') == 1

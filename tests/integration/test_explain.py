@@ -74,10 +74,10 @@ CHAIN = (
     "step         32 calls a step over 4 ranks (8 on each), 32.8 kB payload\n"
 )
 REMEDY = (
-    "what helps   aten.mm.default was given an argument with the placements S(0) and runs on R: what\n"
-    "             usually helps is to make that argument with R, or to give the op's other arguments\n"
-    "             placements with which it runs on S(0). An explicit redistribute moves as much, but once\n"
-    "             where several ops use its result.\n"
+    "what helps   aten.mm.default was given an argument with the placements S(0) and runs on R. What\n"
+    "             usually helps is to make that argument with R, to give the op's other arguments\n"
+    "             placements with which it runs on S(0), or, where several ops use it, to redistribute it\n"
+    "             once for all of them.\n"
 )
 
 

@@ -15,6 +15,7 @@ import click
 from commwatch.client import Client
 from commwatch.service.demo import processes, repository
 from commwatch.service.demo.picture import save
+from commwatch.service.domain.wording import short_site
 
 EXIT_INFRASTRUCTURE = 4
 WAIT_LIMIT_S = 60.0
@@ -80,6 +81,18 @@ def _run(folder: Path, service: processes.Service, steps: int, stage: Stages, pi
     code, _ = _show(service, checkout, "gate", "--base", good[:8], "--head", changed[:8])
     if code != 1:
         raise processes.DemoError(f"the gate ended with exit code {code}: expected 1")
+    code, _ = _show(service, checkout, "explain", changed[:8], _worst_site(service, good, changed))
+    if code != 0:
+        raise processes.DemoError(f"explaining a change ended with exit code {code}: expected 0")
+
+
+def _worst_site(service: processes.Service, good: str, changed: str) -> str:
+    """The site of the first change, which is the most severe."""
+    with Client(service.http_url) as client:
+        changes = client.compare(good, changed)["changes"]
+    if not changes:
+        raise processes.DemoError("the comparison has no change")
+    return short_site(changes[0]["site"])
 
 
 def _train(folder: Path, service: processes.Service, commit: str, steps: int, stage: Stages, name: str) -> None:

@@ -97,10 +97,16 @@ def remedy(site: Site) -> str:
     cause = site.cause
     if cause is None or not cause.implicit or not cause.op:
         return ""
+    if "P(" in cause.src:
+        return (
+            f"{cause.op} was given partial results, {cause.src}, and runs on {cause.dst}: they have to be reduced. "
+            "What usually helps is to reduce them once where several ops use them, or to shards where the ops that "
+            "follow run on shards."
+        )
     return (
-        f"{cause.op} was given an argument with the placements {cause.src} and runs on {cause.dst}: what usually helps "
-        f"is to make that argument with {cause.dst}, or to give the op's other arguments placements with which it runs "
-        f"on {cause.src}. An explicit redistribute moves as much, but once where several ops use its result."
+        f"{cause.op} was given an argument with the placements {cause.src} and runs on {cause.dst}. "
+        f"What usually helps is to make that argument with {cause.dst}, to give the op's other arguments placements "
+        f"with which it runs on {cause.src}, or, where several ops use it, to redistribute it once for all of them."
     )
 
 

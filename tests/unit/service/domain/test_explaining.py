@@ -30,6 +30,9 @@ STEP = (
 )
 
 
+SITE = site_of(replace(GATHER, module="layers.7.wo").call)
+
+
 def sites() -> dict[str, SteadySite]:
     return {f"{site.site.kind}:{site.site.module}": site for site in Job(step=STEP).steady().sites}
 
@@ -63,13 +66,22 @@ def test_what_is_unknown_is_said() -> None:
 def test_only_an_implicit_redistribute_of_an_op_has_a_remedy() -> None:
     found = sites()
     assert remedy(found["all_gather:layers.*.wo"].site) == (
-        "aten.mm.default was given an argument with the placements S(0) and runs on R: what usually helps is to make "
-        "that argument with R, or to give the op's other arguments placements with which it runs on S(0). An explicit "
-        "redistribute moves as much, but once where several ops use its result."
+        "aten.mm.default was given an argument with the placements S(0) and runs on R. What usually helps is to make "
+        "that argument with R, to give the op's other arguments placements with which it runs on S(0), or, where "
+        "several ops use it, to redistribute it once for all of them."
     )
     assert [remedy(found[name].site) for name in ("all_reduce:", "all_gather:(root)", "all_reduce:layers.*.wo")] == [
         ""
     ] * 3
+
+
+def test_partial_results_have_to_be_reduced_somewhere() -> None:
+    site = replace(SITE, cause=Cause("[S(0), P(sum)]", "[S(0), R]", True, "aten.relu.default"))
+    assert remedy(site) == (
+        "aten.relu.default was given partial results, [S(0), P(sum)], and runs on [S(0), R]: they have to be reduced. "
+        "What usually helps is to reduce them once where several ops use them, or to shards where the ops that follow "
+        "run on shards."
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,9 +117,6 @@ def test_sites_are_told_apart_in_words() -> None:
     assert site_in_words(site) == f"{site.hash[:8]} (forward all_gather in layers.*.wo on tp, S(0) -> R)"
     other = sites()["all_reduce:"].site
     assert site_in_words(other) == f"{other.hash[:8]} (clip all_reduce without a module on tp)"
-
-
-SITE = site_of(replace(GATHER, module="layers.7.wo").call)
 
 
 def captured(**changes: object) -> CapturedStep:
