@@ -150,13 +150,18 @@ def _same(item: CapturedCollective, site: Site) -> bool:
 
 
 def _same_cause(calls: Sequence[CapturedCall], cause: Cause | None) -> bool:
-    """Whether the nearest redistribute above a record is the site's cause."""
-    for call in reversed(calls):
-        found = call.redistribute
-        if found is not None and (found.src or found.dst):
-            ends = (_plain(found.src), _plain(found.dst), found.implicit)
-            return cause is not None and ends == (_plain(cause.src), _plain(cause.dst), cause.implicit)
-    return cause is None
+    """Whether the redistribute above a record is the site's cause: equal ends, and decided by op dispatch or not."""
+    above = [call.redistribute for call in calls if call.redistribute is not None]
+    if not above or cause is None:
+        return not above and cause is None
+    # Within backward a redistribute is not marked as explicit: a decision above it is what tells.
+    implicit = any(found.argument is not None for found in above)
+    nearest = above[-1]
+    return (_plain(nearest.src), _plain(nearest.dst), implicit) == (
+        _plain(cause.src),
+        _plain(cause.dst),
+        cause.implicit,
+    )
 
 
 def _plain(placements: str) -> str:

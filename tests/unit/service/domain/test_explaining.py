@@ -165,6 +165,16 @@ def test_placements_of_several_dimensions_and_unknown_types_are_compared_as_far_
     assert find_in_capture(captured(calls=tuple(calls)), wide) is not None
 
 
+def test_a_redistribute_without_a_decision_above_it_was_asked_for_by_the_program() -> None:
+    # As in backward, where nothing else marks it as explicit.
+    records = (CapturedRecord(0, 3, 0), CapturedRecord(1, 4, 0, 1))
+    explicit = replace(SITE, cause=Cause("S(0)", "R", False, ""))
+    found = find_in_capture(captured(records=records), explicit)
+    assert found is not None
+    assert [depth for depth, _ in found.records] == [0, 1]
+    assert find_in_capture(captured(records=records), SITE) is None
+
+
 def test_a_collective_outside_of_a_redistribute_belongs_to_a_site_without_cause() -> None:
     alone = captured(records=(CapturedRecord(0, 4, 0, 1),))
     assert find_in_capture(alone, SITE) is None
