@@ -114,7 +114,7 @@ def test_a_torch_without_what_recording_needs_costs_one_line(tmp_path: Path) -> 
     program = tmp_path / "old_torch.py"
     program.write_text(
         "import torch\n"
-        "del torch._C._current_autograd_node\n"
+        "del torch._C._dispatch_get_all_op_names\n"
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "dist.all_reduce(torch.ones(1))\n"
@@ -124,8 +124,27 @@ def test_a_torch_without_what_recording_needs_costs_one_line(tmp_path: Path) -> 
     variables = {"COMMWATCH_ENDPOINT": "127.0.0.1:1", "COMMWATCH_SPOOL_DIR": str(tmp_path / "spool")}
     finished = run_ranks(program, [], 1, variables)
     (line,) = lines_about_commwatch(finished.stderr)
-    assert "this torch lacks torch._C._current_autograd_node" in line
+    assert "this torch lacks torch._C._dispatch_get_all_op_names" in line
     assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.ranks
+def test_a_torch_without_a_part_of_it_records_less_and_says_so_once(tmp_path: Path) -> None:
+    program = tmp_path / "other_torch.py"
+    program.write_text(
+        "import torch\n"
+        "del torch._C._autograd._get_sequence_nr\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "__import__('time').sleep(0.3)  # gloo's threads drop their last tensors\n"
+        "dist.destroy_process_group()\n"
+    )
+    variables = {"COMMWATCH_SPOOL_DIR": str(tmp_path / "spool")}
+    finished = run_ranks(program, [], 1, variables)
+    (line,) = lines_about_commwatch(finished.stderr)
+    assert "without torch._C._autograd._get_sequence_nr collectives in backward have no module" in line
+    assert len(list((tmp_path / "spool").glob("*/0-0/*"))) > 0
 
 
 @pytest.mark.ranks

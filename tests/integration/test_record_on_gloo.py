@@ -38,3 +38,17 @@ def test_gpipe_sends_and_receives_and_survives(tmp_path: Path) -> None:
         for _, kind, count in entry["counts"]:
             totals[kind] = totals.get(kind, 0) + count
         assert totals == {"send": 4, "recv": 4}
+
+
+def test_gloo_s_own_numbers_confirm_every_kind_and_show_a_call_that_passed_by(tmp_path: Path) -> None:
+    root = str(PROGRAMS.parent.parent.parent)
+    run_ranks(PROGRAMS / "completeness.py", [str(tmp_path)], 2, {"PYTHONPATH": root})
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["errors"] == []
+        assert found["calls"] == [22, 22, 2, 1, 1]
+        # The monitored barrier's step is left out for its group, and only there.
+        assert found["before"] == [46, 45, 1]
+        assert found["after"] == [48, 48, 1]
+        assert found["groups"] == [["dp", 24, 25, "sequence"], ["pair", 23, 23, "sequence"]]
+        assert found["unequal"] == [1, 4, 5, 0]
