@@ -171,6 +171,16 @@ def test_a_refused_request_keeps_the_reason_and_no_capture(two_ranks: Store) -> 
     assert [item.key.rank for item in two_ranks.open_requests([run_id(1)])] == [1]
 
 
+def test_a_capture_whose_last_part_was_dropped_is_no_refusal(two_ranks: Store) -> None:
+    two_ranks.ask_captures(run_id(1), [0], 1, "Ada", NOW)
+    dropped = dataclasses.replace(refusal(1, "The spool is full."), step=5, part=2, dropped_records=9)
+    send(two_ranks, capture(5, 1, False, 1), dropped)
+    assert states(two_ranks) == [(1, 0, "captured", "")]
+    (summary,) = two_ranks.captures(run_id(1))
+    assert (summary.whole, summary.records, summary.dropped_records) == (True, 6, 9)
+    assert summary.reason == "The spool is full."
+
+
 @pytest.mark.parametrize(
     ("ending", "detail", "reason"),
     [

@@ -99,12 +99,17 @@ def _inside_modules(captured: CapturedStep, parents: Sequence[int | None], glob:
     """Of each record whether it ran in a module that matches, or issued a collective that is attributed to one."""
     if glob is None:
         return [True] * len(captured.records)
-    is_module = [call.kind == "module" and fnmatchcase(call.name, glob) for call in captured.calls]
+    is_module = [call.kind == "module" and fnmatchcase(_module(call.name), glob) for call in captured.calls]
     attributed = [any(fnmatchcase(item.module, glob) for item in call.collectives) for call in captured.calls]
     subtree: list[bool] = []
     for record, parent in zip(captured.records, parents, strict=True):
         subtree.append(is_module[record.call] or (parent is not None and subtree[parent]))
     return [within or attributed[record.call] for within, record in zip(subtree, captured.records, strict=True)]
+
+
+def _module(name: str) -> str:
+    """The module's own name, without the note that it ran in backward."""
+    return name.removesuffix(" (backward)")
 
 
 def _levels(parents: Sequence[int | None]) -> list[int]:

@@ -114,7 +114,7 @@ class CapturedRecord:
 class Capture:
     """One part of a captured step, with its own ``calls`` and ``lines``. ``request`` is 0 where settings asked for it.
 
-    A part that answers a request with a reason and without a single record refuses it.
+    A first part that answers a request with a reason and without a single record refuses it.
     """
 
     step: int
@@ -130,7 +130,7 @@ class Capture:
     @property
     def refuses(self) -> bool:
         """The rank could not capture what a request asked for."""
-        return self.request > 0 and not self.records and self.reason != ""
+        return self.request > 0 and self.part == 1 and not self.records and self.reason != ""
 
     @property
     def collectives(self) -> int:

@@ -152,6 +152,12 @@ def test_what_matches_is_shown_with_all_above_it(wanted: Filter, shown: list[int
     assert select(WIDE, wanted) == shown
 
 
+def test_what_ran_in_the_backward_of_a_module_is_found_by_its_name() -> None:
+    captured = step_of((0, CapturedCall("module", "layers.0.wo (backward)")), (1, CapturedCall("op", "aten::mm")))
+    assert select(captured, Filter(module="layers.*.wo")) == [0, 1]
+    assert select(captured, Filter(module="layers.1")) == []
+
+
 def test_the_nearest_less_deep_record_before_is_the_parent_whatever_the_jumps() -> None:
     records = [CapturedRecord(depth, 0) for depth in (2, 5, 5, 3, 0, 1, 1000, 1)]
     assert parents_of(records) == [None, 0, 0, 0, None, 4, 5, 4]
