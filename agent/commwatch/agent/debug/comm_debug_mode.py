@@ -33,10 +33,10 @@ Operation = dict[str, Any]
 
 
 class _Thread(threading.local):
-    """``expected``: whether the next call to reach a backend on this thread was counted as the op that makes it."""
+    """``reached``: whether a collective reached a backend while the op dispatched last ran on this thread."""
 
     def __init__(self) -> None:
-        self.expected = False
+        self.reached = False
 
 
 class CommDebugMode(TorchDispatchMode):
@@ -45,11 +45,12 @@ class CommDebugMode(TorchDispatchMode):
     A drop-in for ``torch.distributed.tensor.debug.CommDebugMode``: same attributes, methods, keys and texts. Entering
     it again starts anew; inside itself it goes on.
 
-    An op that is dispatched on the entering thread is counted as torch does: a functional collective under its
-    ``torch.ops.c10d_functional`` packet, a plain one under its ``torch.ops.c10d`` packet. Every collective that reaches
-    a backend in another way (other threads, compiled regions, tensor subclasses, C++) is counted as well, once: under
-    the functional packet when a functional op's Python frame runs it, else under the packet of the op that reached the
-    backend. Ops torch's class does not know (``send``, ``recv_``, ``barrier``) are counted too. Tracing counts nothing.
+    Every collective that reaches a backend is counted once, from wherever it is issued: other threads, compiled
+    regions, tensor subclasses, C++. Its key is the ``torch.ops.c10d_functional`` packet when the nearest Python frame
+    runs a functional op, in eager code and in compiled regions; else the packet of the op that reached the backend,
+    such as ``torch.ops.c10d.allreduce_``. Ops torch's class does not know (``send``, ``recv_``, ``barrier``) count too.
+    Collectives of fake tensors reach no backend and are counted when they are dispatched, but not while a graph is
+    traced.
 
     A collective in backward, and in a forward that is run again for it, counts as ``backward`` under the module whose
     forward made the autograd node, or whose forward runs again. ``comm_module_own_counts`` holds what each module
@@ -140,18 +141,18 @@ class CommDebugMode(TorchDispatchMode):
             self._observe(func, sys._getframe(1), args, types, True)
             return NotImplemented
         key = self._keys.of_packet(torch_private.packet_of(func))
-        if key is None:
+        thread = self._thread
+        before, thread.reached = thread.reached, False
+        try:
             out = func(*args, **kwargs)
-        else:
-            before, self._thread.expected = self._thread.expected, True
-            try:
-                out = func(*args, **kwargs)
-            finally:
-                self._thread.expected = before
-        self._observe(func, sys._getframe(1), args, types, False, key)
+            uncounted = key is not None and not thread.reached
+        finally:
+            thread.reached |= before
+        self._observe(func, sys._getframe(1), args, types, False, key if uncounted else None)
         return out
 
     def _observe(self, func: Any, frame: FrameType, args: Any, types: Any, dtensor: bool, key: Any = None) -> None:
+        """List an op; count it under ``key``, as a collective that no backend was to see: of fake tensors."""
         try:
             fake = not dtensor and torch_private.computes_fakes(args, types)
             name, in_backward, again = self.advanced_module_tracker.locate(frame)
@@ -164,9 +165,7 @@ class CommDebugMode(TorchDispatchMode):
 
     def _see(self, op: Op, _args: tuple[Any, ...]) -> None:
         """A collective reaches a backend."""
-        if self._thread.expected:
-            self._thread.expected = False
-            return
+        self._thread.reached = True
         try:
             frame = sys._getframe(1)
             key = self._keys.of_call(op, frame)

@@ -18,7 +18,6 @@ _FUNCTIONAL = ("_c10d_functional", "c10d_functional", "_c10d_functional_autograd
 _NOT_COLLECTIVES = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 _SHARD_DIM = "_dtensor::shard_dim_alltoall"
 _IN_PLACE = ("_out", "_")
-_FRAMES_BELOW = 16
 
 
 def _functional_key(namespace: str, name: str) -> Any:
@@ -63,18 +62,13 @@ class Keys:
         return self._by_packet.get(packet)
 
     def of_call(self, op: catalog.Op, frame: FrameType | None) -> Any:
-        """Key of a call that reached a backend without being dispatched to the mode.
+        """Key of a call that reaches a backend; ``frame`` is the kernel's that shows it.
 
-        ``frame`` is below the call's Python caller. A functional op that called it is named by the frame that ran it.
+        The call belongs to the functional op that the nearest Python frame runs; else it was made as it is.
         """
-        for _ in range(_FRAMES_BELOW):
-            if frame is None:
-                break
-            if torch_private.runs_an_op(frame.f_code):
-                name = torch_private.name_of(local(frame, "self"))
-                if name in self.functional:
-                    return self.functional[name]
-            elif frame.f_code.co_name == "_call_impl":
-                break
-            frame = frame.f_back
+        caller = frame.f_back if frame is not None else None
+        if caller is not None and torch_private.runs_an_op(caller.f_code):
+            name = torch_private.name_of(local(caller, "self"))
+            if name in self.functional:
+                return self.functional[name]
         return self._plain.get(op.name)

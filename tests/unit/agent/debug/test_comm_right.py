@@ -13,6 +13,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.debug import CommDebugMode as TorchCommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from commwatch.agent.debug import CommDebugMode
@@ -270,6 +271,76 @@ def test_collectives_inside_a_foreign_subclass(fake_world: World) -> None:
     assert counted(lambda: Multiplies()(value), TorchCommDebugMode()).get_total_counts() == 0
     mode = counted(lambda: Multiplies()(value))
     assert own_module_counts(mode) == {("Multiplies", "forward"): {c10d.allreduce_: 1, REDUCE: 1}}
+
+
+class Announces(Foreign):
+    """A subclass that carries out a functional all_reduce as a barrier and two other collectives."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch declares it as if it were bound
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops._c10d_functional.all_reduce.default:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        dist.barrier()
+        part = funcol.reduce_scatter_tensor(args[0].plain, "sum", 0, world())
+        return funcol.wait_tensor(funcol.all_gather_tensor(part, 0, world()))
+
+
+def test_a_functional_collective_carried_out_as_others_counts_as_those(fake_world: World) -> None:
+    fake_world(4)
+    value = Announces(torch.rand(4, 4))
+    mode = counted(lambda: torch.ops._c10d_functional.all_reduce(value, "sum", world().group_name))
+    assert mode.get_comm_counts() == {
+        c10d.barrier: 1,
+        functional.reduce_scatter_tensor: 1,
+        functional.all_gather_into_tensor: 1,
+    }
+
+
+class Passes(TorchDispatchMode):
+    """A mode of somebody else, which handles every op by calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's base is untyped
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_other_modes_around_and_inside_change_nothing(fake_world: World) -> None:
+    fake_world(4)
+    model, value = Reduced(), torch.rand(3, 4)
+
+    def run() -> None:
+        with Passes():
+            model(value)
+            dist.all_reduce(value)
+
+    mode = CommDebugMode()
+    with Passes():
+        counted(run, mode)
+    assert own_module_counts(mode) == {
+        ("Global", "forward"): {c10d.allreduce_: 1},
+        ("Reduced", "forward"): {REDUCE: 1},
+    }
+
+
+def test_other_modes_on_another_thread_do_not_hide_the_functional_op(fake_world: World) -> None:
+    fake_world(4)
+    value = torch.rand(3, 4)
+
+    def work() -> None:
+        with Passes(), Passes():
+            funcol.all_reduce(value, "sum", world())
+            dist.all_reduce(value)
+
+    def on_another_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    assert counted(on_another_thread).get_comm_counts() == {REDUCE: 1, c10d.allreduce_: 1}
 
 
 def test_fsdp2_backward_belongs_to_the_modules_that_were_sharded(fake_world: World) -> None:

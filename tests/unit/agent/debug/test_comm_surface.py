@@ -208,6 +208,22 @@ def test_a_mode_entered_in_forward_names_modules_from_the_first_it_sees(fake_wor
     assert own_module_counts(EntersInside()(torch.rand(3, 4))) == {("Reduced", "forward"): {functional.all_reduce: 1}}
 
 
+class Enters(nn.Module):
+    def forward(self, mode: Any) -> None:
+        mode.__enter__()
+
+
+def test_calls_after_the_one_a_mode_was_entered_in_belong_to_their_modules(fake_world: World) -> None:
+    fake_world(4)
+    mode, value, model, enters = CommDebugMode(), torch.rand(3, 4), Reduced(), Enters()
+    enters.register_forward_hook(lambda *_: None)  # so that its call is as deep as those that follow
+    enters(mode)
+    for _ in range(20):
+        model(value)
+    mode.__exit__(None, None, None)
+    assert own_module_counts(mode) == {("Reduced", "forward"): {functional.all_reduce: 20}}
+
+
 def test_backward_of_a_forward_before_the_mode_belongs_to_global(fake_world: World) -> None:
     fake_world(4)
     model = Reduced()
