@@ -73,12 +73,15 @@ class Capturer:
         if self._mode is not None:
             self._mode.saw(op, identity, position)
 
-    def step_ended(self, step: int, reason: str = "") -> None:
-        """The step with this number ended, or the process ends within it: then ``reason`` says so."""
+    def step_ended(self, step: int, reason: str = "") -> int:
+        """The step with this number ended, or the process ends within it: then ``reason`` says so.
+
+        Returns the nanoseconds the step's records took.
+        """
         self._tidy()
         mode, self._mode = self._mode, None
         if mode is None:
-            return
+            return 0
         self._observer.tracker.listener = None
         self._leave(mode)
         request = self.request if self._steps_left else 0
@@ -90,6 +93,7 @@ class Capturer:
             self._send(mode, step, request, reason)
         except Exception as error:  # noqa: BLE001  a capture may fail, the job's step may not
             self._fail(error)
+        return mode.spent_ns
 
     def close(self) -> None:
         """Captures no more."""

@@ -74,7 +74,7 @@ class Encoder:
             message.arguments.extend(_value(value, name) for name, value in (call.keywords or {}).items())
             if call.output_str is not None:
                 outputs = call.output if isinstance(call.output, (list, tuple)) else [call.output]
-                message.outputs.extend(_values(outputs))
+                message.outputs.extend(_values([_without_data(output) for output in outputs]))
         elif isinstance(call, RedistributeCall):
             self._redistribute(message, call)
         for identity in identities:
@@ -91,6 +91,11 @@ class Encoder:
             found.argument = call.value
         else:
             message.arguments.append(_value(call.value))
+
+
+def _without_data(output: Any) -> Any:
+    """A number that an op returned is a tensor's value, which stays in the job: its type is kept."""
+    return type(output).__name__ if isinstance(output, (bool, int, float, complex)) else output
 
 
 def _placements(value: Any) -> str:
@@ -167,6 +172,8 @@ def _value(value: Any, name: str = "", depth: int = 0) -> records_pb2.CapturedVa
         message.list.values.extend(_values(value, depth + 1))
         message.list.SetInParent()
     else:
+        if isinstance(value, (float, complex)):
+            value = type(value).__name__  # may be a tensor's value that the program read; lengths and flags are kept
         text = str(value.group) if isinstance(value, GroupText) else str(value)
         message.text = text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
     return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
+from time import perf_counter_ns
 from typing import Any
 
 from commwatch.agent.capture.places import Places
@@ -32,6 +33,8 @@ class OpCapture(OpRecorder):
         super().__init__(max_records=max_records, groups=GroupArguments(observer.groups))
         self.places = Places(observer.relative)
         self.collectives: dict[int, list[tuple[int, int]]] = {}
+        self.spent_ns = 0
+        """Time its records took, without the dispatcher's way to them and back."""
         self._observer = observer
         self._notes: ForwardNotes[int] = ForwardNotes()
         self._module_depths: list[int] = []
@@ -71,6 +74,7 @@ class OpCapture(OpRecorder):
     # Records
 
     def _op(self, facts: Any, kind: str, args: tuple[Any, ...], kwargs: Any, depth: int) -> OpCall | None:
+        began = perf_counter_ns()
         node = torch_private.current_autograd_node()
         before = self.call_depth
         if node is not None or self._backward is not None:
@@ -90,16 +94,17 @@ class OpCapture(OpRecorder):
             call.place = self._place(node)
             if facts.group:
                 self._issuing = (len(self.operators), get_ident())
+        self.spent_ns += perf_counter_ns() - began
         return call
 
     def _keep(self, call: Any) -> None:
         call.place = self.places.of(sys._getframe(1))
         if isinstance(call, AnnotateCall) and call.kind != "module":
             call.call_depth += 1  # a child of its module, like every op
-        if isinstance(call, OutputPlacementCall) and self.operators:
-            call.call_depth = max(call.call_depth, self.operators[-1].call_depth)  # also behind the local op
-        else:
-            call.call_depth += self._in_dtensor_op()
+        if self._in_dtensor_op():
+            call.call_depth += 1
+        elif isinstance(call, OutputPlacementCall) and self.operators:
+            call.call_depth = max(call.call_depth, self.operators[-1].call_depth)  # behind the local op
         super()._keep(call)
 
     def _in_dtensor_op(self) -> int:

@@ -27,6 +27,7 @@ class DebugMode(OpRecorder):
         missing = private.missing()
         if missing:
             raise DebugModeError(f"cannot record ops: this torch lacks {', '.join(missing)}")
+        private.prepare_annotations()
         super().__init__(**flags)
 
     def debug_string(self, show_stack_trace: bool | None = None, *, complete: bool = False) -> str:

@@ -85,7 +85,6 @@ class OpRecorder(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # th
         groups: GroupArguments | None = None,
     ) -> None:
         TorchDispatchMode.__init__(self)
-        private.prepare_annotations()
         self.supports_higher_order_operators = True
         self.record_torchfunction = record_torchfunction
         self.record_faketensor = record_faketensor

@@ -173,6 +173,19 @@ def test_steps_are_counted_as_the_recorder_counts_them(fake_world: World) -> Non
     assert trees[1] == trees[2]
 
 
+def test_no_tensor_s_value_leaves_the_job(fake_world: World) -> None:
+    job = Job(fake_world(2), Plan(((1, 1),)))
+    secret = torch.full((), 31.4159)
+    assert secret.item() == pytest.approx(31.4159)
+    torch.tensor([27183, 82845]).tolist()
+    job.step()
+    job.end()
+    (capture,) = job.sink.captures
+    (read,) = [call for call in capture.calls if call.name == "aten::_local_scalar_dense"]
+    assert [value.text for value in read.outputs] == ["float"]
+    assert not any(number in str(capture) for number in ("31.4", "27183", "82845"))
+
+
 def test_what_is_asked_for_is_captured_from_the_next_step_on(fake_world: World) -> None:
     job = Job(fake_world(2), Plan())
     job.step()
