@@ -56,6 +56,11 @@ FEATURES = (
     ),
     Feature("names of mesh dimensions", ("DeviceMesh.get_group",), "groups are known by their description"),
     Feature(
+        "torch.compile leaves the recorder's own functions alone",
+        ("torch._C._dynamo.eval_frame.set_code_exec_strategy",),
+        "a job that compiles modules counts a few more compiled frames",
+    ),
+    Feature(
         "module and line in compiled regions",
         ("torch._inductor.codecache.PyCodeCache.linemaps",),
         "collectives inside inductor's code have no module",

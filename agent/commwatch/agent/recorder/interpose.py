@@ -44,6 +44,7 @@ def _kernel(name: str, op: catalog.Op) -> Callable[..., Any]:
     meta = torch_private.META
     shown = _Shown
 
+    @torch_private.uncompiled
     def recorded(keyset: Any, *args: Any) -> Any:
         keys = keyset & behind
         if not keys.has(meta):  # tracing and fake tensors communicate nothing

@@ -21,7 +21,12 @@ from torch.compiler import is_compiling
 from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.cost import SAMPLED
 from commwatch.agent.recorder.intervals import Intervals
-from commwatch.agent.recorder.torch_private import called_by_compiler, current_autograd_node, is_graph_module
+from commwatch.agent.recorder.torch_private import (
+    called_by_compiler,
+    current_autograd_node,
+    is_graph_module,
+    uncompiled,
+)
 
 ROOT = "(root)"
 _CHECKPOINT_FILE = f"{os.sep}torch{os.sep}utils{os.sep}checkpoint.py"
@@ -210,6 +215,7 @@ class _Closing:
     def __deepcopy__(self, memo: Any) -> _Closing:
         return self
 
+    @uncompiled
     def __call__(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if is_compiling():
             return
@@ -273,6 +279,7 @@ class ModuleTracker:
         taken, self._hooks_ns = self._hooks_ns * SAMPLED, 0
         return taken
 
+    @uncompiled
     def _before(self, module: nn.Module, _args: Any) -> None:
         if is_compiling() or not self._enabled:
             return
@@ -323,6 +330,7 @@ class ModuleTracker:
         if self._enabled:
             self._left()
 
+    @uncompiled
     def _after(self, module: nn.Module, _args: Any, output: Any) -> None:
         if is_compiling() or not self._enabled:
             return

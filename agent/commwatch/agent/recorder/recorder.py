@@ -139,6 +139,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  the recorder may fail, the collective may not
             self._fail(error)
 
+    @torch_private.uncompiled
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._running and not self._by_hand:
             self._guard(self._optimizer_stepped)
@@ -172,7 +173,7 @@ class Recorder:
         self.observer.tracker.intervals.step()
         if began:
             self._facts.report()
-        self.capturer.step_ended(self._ranges.steps)
+        self.cost.sinks_ns += self.capturer.step_ended(self._ranges.steps)
         self.capturer.step_begins(self._ranges.steps + 1)
         self.cost.step(work_began, self.observer.tracker.take_hooks_ns())
         self._publish()

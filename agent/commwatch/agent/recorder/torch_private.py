@@ -10,7 +10,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,9 @@ PROBES: dict[str, Callable[[], bool]] = {
     ),
     "DeviceMesh.get_group": lambda: hasattr(
         getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", torch.distributed), "get_group"
+    ),
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": lambda: hasattr(
+        getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "set_code_exec_strategy"
     ),
     "torch._inductor.codecache.PyCodeCache.linemaps": lambda: _loaded("torch._inductor.codecache", "PyCodeCache"),
 }
@@ -185,6 +188,22 @@ def node_sequence_number(node: Any) -> int:
 def accumulated(node: Any) -> Any:
     """The parameter whose gradient a node accumulates; None for any other node."""
     return getattr(node, "variable", None) if type(node).__name__ == "AccumulateGrad" else None
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """Keep ``torch.compile`` from compiling a function where the program's eager code reaches it, and what it calls.
+
+    Where a region traces through it, it is traced as ever. Imports nothing; without the API nothing is changed.
+    """
+    evaluation: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    action = getattr(evaluation, "_FrameAction", None)
+    if action is not None and hasattr(evaluation, "set_code_exec_strategy"):
+        strategy = evaluation._FrameExecStrategy(action.SKIP, action.SKIP)
+        evaluation.set_code_exec_strategy(function.__code__, strategy)
+    return function
 
 
 def is_graph_module(module: Any) -> bool:
