@@ -175,6 +175,7 @@ def test_parallel_styles(
         (Partial(), Replicate(), {AR: 1}),
         (Partial(), Shard(0), {RS: 1}),
         (Replicate(), Shard(0), {}),
+        (Shard(0), Shard(1), {AG: 1}),  # an all_to_all where the mesh is on an accelerator
     ],
 )
 def test_redistribute(fake_world: World, source: Placement, target: Placement, expected: dict[str, int]) -> None:
@@ -288,3 +289,65 @@ def test_preparing_the_input_three_times_gathers_three_times(fake_world: World) 
     before, after = count(shared=True), count(shared=False)
     assert after[AG] - before[AG] == 2
     assert after[RS] - before[RS] == 2
+
+
+def test_mlp_sequence_parallel_by_module(fake_world: World) -> None:
+    mesh = fake_world(4)
+    plan = {"net1": ColwiseParallel(input_layouts=Shard(0)), "net2": RowwiseParallel(output_layouts=Shard(0))}
+    model = parallelize_module(MLPModule("cpu"), mesh, plan)
+    with record() as r:
+        model(torch.rand(2, 10, requires_grad=True)).sum().backward()
+    assert by_module(r) == {
+        ("forward", AG, "net1"): 1,
+        ("forward", RS, "net2"): 1,
+        ("backward", AG, "net2"): 1,
+        ("backward", RS, "net1"): 1,
+    }
+
+
+def test_a_replicated_output_adds_one_gather(fake_world: World) -> None:
+    mesh = fake_world(4)
+
+    def count(style: ColwiseParallel) -> dict[tuple[str, str, str], int]:
+        model = parallelize_module(nn.Sequential(nn.Linear(16, 16)), mesh, {"0": style})
+        with record() as r:
+            model(torch.rand(16, 16, requires_grad=True)).sum().backward()
+        return by_module(r)
+
+    before, after = count(ColwiseParallel()), count(ColwiseParallel(output_layouts=Replicate()))
+    assert after == before | {("forward", AG, "0"): 1}
+
+
+def test_resharding_after_forward_adds_three_gathers(fake_world: World) -> None:
+    mesh = fake_world(2)
+
+    def count(reshard: bool) -> dict[tuple[str, str, str], int]:
+        model = Transformer(ModelArgs(dropout_p=0.0))
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        with record() as r:
+            model(torch.randint(0, 8, (8, 8))).sum().backward()
+        return by_module(r)
+
+    groups = ("(root)", "layers.0", "layers.1")
+    before, after = count(reshard=False), count(reshard=True)
+    assert after == before | {("backward", AG, group): 1 for group in groups}
+    assert before == {
+        (phase, kind, group): 1 for phase, kind in (("forward", AG), ("backward", RS)) for group in groups
+    }
+
+
+def test_foreach_adamw_reduces_four_times_more_than_fused(fake_world: World) -> None:
+    mesh = fake_world(4)
+
+    def count(**options: Any) -> dict[tuple[str, str], int]:
+        model = parallelize_module(nn.Sequential(nn.LayerNorm(16)), mesh, {"0": SequenceParallel()})
+        adamw = torch.optim.AdamW(model.parameters(), **options)
+        output = model(distribute_tensor(torch.rand(2, 8, 16), mesh, [Shard(1)]))
+        (output.to_local() if isinstance(output, DTensor) else output).sum().backward()
+        with record() as r:
+            adamw.step()
+        return by_phase(r)
+
+    assert (count(fused=True), count(foreach=True)) == ({("optimizer", AR): 2}, {("optimizer", AR): 6})

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import optimizer as optimizers
@@ -238,3 +239,36 @@ def test_a_recorder_that_failed_reports_no_further_step(fake_world: World, monke
     recorder.stop()
     assert not interpose.installed()
     assert sink.counters.steps == 1
+
+
+def test_a_rank_counts_what_it_verified_and_what_it_cost(fake_world: World) -> None:
+    model = model_of(fake_world(2))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    sink = MemorySink()
+    with recording(sink) as recorder:
+        for _ in range(3):
+            model(torch.rand(4, 10, requires_grad=True)).sum().backward()
+            sgd.step()
+        finished = sink.counters
+        dist.all_reduce(torch.ones(1))
+    recorder.finish()
+    counters = sink.counters
+    assert (finished.calls, finished.expected_calls, finished.unverified_calls) == (6, 0, 6)
+    assert (counters.calls, counters.expected_calls, counters.unverified_calls) == (7, 0, 7)
+    assert counters.unattributed_calls == 0
+    assert 0 < counters.recording_ns < counters.elapsed_ns
+    assert (counters.recording_ns, counters.elapsed_ns) == (finished.recording_ns, finished.elapsed_ns)
+    first, last = sink.completeness[0], sink.completeness[-1]
+    assert [(found.group.name, found.recorded, found.source) for found in first.groups] == [("default_pg", 2, "")]
+    assert [(found.group.name, found.recorded, found.source) for found in last.groups] == [("default_pg", 7, "")]
+    assert (last.step, last.unattributed, last.unequal_steps) == (3, 0, 0)
+
+
+def test_a_collective_of_a_loss_outside_of_modules_is_counted_as_without_a_module(fake_world: World) -> None:
+    fake_world(2)
+    sink = MemorySink()
+    with recording(sink) as recorder:
+        x = torch.ones(2, requires_grad=True)
+        functional.all_gather_tensor_autograd(x, 0, [0, 1]).sum().backward()
+        recorder.step()
+    assert (sink.counters.calls, sink.counters.unattributed_calls) == (2, 1)  # forward of no module is phase other

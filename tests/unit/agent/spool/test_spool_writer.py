@@ -56,6 +56,27 @@ def test_frames_are_numbered_from_one_and_hold_what_was_appended(folder: Path) -
     assert (second.number, second.range.last_step) == (2, 3)
 
 
+def test_a_comparison_and_a_capture_are_frames_too(folder: Path) -> None:
+    spool = writer(folder)
+    compared = records_pb2.Completeness(step=3, unequal_steps=1)
+    captured = records_pb2.Capture(step=2, part=1, last_part=True)
+    assert spool.append(compared)
+    assert spool.append(captured)
+    assert list(SpoolReader(folder).frames(1, max_frames=10, max_bytes=1000)) == [
+        ingest_pb2.Frame(number=1, completeness=compared),
+        ingest_pb2.Frame(number=2, capture=captured),
+    ]
+
+
+def test_an_abandoned_spool_leaves_its_place_to_another(folder: Path) -> None:
+    spool = writer(folder)
+    spool.append(facts())
+    spool.abandon()
+    assert not folder.exists()
+    assert not spool.append(facts())
+    assert writer(folder).append(facts())
+
+
 def test_a_body_is_kept_once_under_the_hash_of_its_kind_and_content(folder: Path) -> None:
     spool = writer(folder)
     key = spool.define(PATTERN, b"body")
