@@ -106,8 +106,11 @@ def count_active(change: int) -> None:
 
 
 def prepare_annotations() -> None:
-    """Make ``DebugMode._annotate`` pass through the compiler, if the compiler is loaded; it is not loaded for this."""
-    if "torch._dynamo" in sys.modules:
+    """Make ``DebugMode._annotate`` pass through the compiler, in a program that compiles.
+
+    torch's way to do so loads inductor, which takes a second.
+    """
+    if "torch._dynamo.convert_frame" in sys.modules:
         ensure = getattr(_mode, "_ensure_annotate_decorated", None)
         if ensure is not None:
             ensure()
