@@ -120,7 +120,7 @@ class Reconciler:
             number = torch_private.group_sequence(group)
             if number is not None:
                 self._at_start[str(group.group_name)] = number
-        for name, source in self._sources.items():
+        for name, source in list(self._sources.items()):
             source.number = self._at_start.get(name, source.number)
 
     def seen(self, group: Any, identity: Group) -> None:
@@ -173,7 +173,7 @@ class Reconciler:
     @property
     def expected(self) -> int:
         """Calls the second source counted, on the groups that have one."""
-        return sum(totals.expected for totals in self._totals.values() if totals.sourced)
+        return sum(totals.expected for totals in list(self._totals.values()) if totals.sourced)
 
     def message(self, step: int) -> records_pb2.Completeness:
         """The comparison as it stands."""
@@ -216,7 +216,7 @@ class Reconciler:
         """By group key: how far the numbers of its process groups went since they were read last."""
         advanced, self._owed = self._owed, Counter()
         gone = []
-        for name, source in self._sources.items():
+        for name, source in list(self._sources.items()):  # another thread may add one
             group = source.group()
             number = torch_private.group_sequence(group) if group is not None else None
             if number is None:

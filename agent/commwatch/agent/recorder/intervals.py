@@ -9,39 +9,46 @@ from commwatch.agent.recorder.torch_private import current_autograd_node, sequen
 
 
 class _Notes:
-    """What one thread noted: from this number on that module was active. ``tags`` are single nodes."""
+    """What one thread noted: from this number on that module was active. ``tags`` are single nodes.
 
-    __slots__ = ("mark", "modules", "numbers", "old_tags", "tags")
+    Another thread may read while this one writes: a note is one object in one list.
+    """
+
+    __slots__ = ("mark", "notes", "old_tags", "tags")
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.modules: list[str] = []
+        self.notes: list[tuple[int, str]] = []
         self.mark = 0
         self.tags: dict[int, str] = {}
         self.old_tags: dict[int, str] = {}
 
     def halve(self) -> None:
-        half = len(self.numbers) // 2
-        del self.numbers[:half], self.modules[:half]
+        half = len(self.notes) // 2
+        del self.notes[:half]
         self.mark = max(0, self.mark - half)
 
     def step(self) -> bool:
         """Forget what the step before noted. True when nothing is left."""
-        del self.numbers[: self.mark], self.modules[: self.mark]
-        self.mark = len(self.numbers)
+        del self.notes[: self.mark]
+        self.mark = len(self.notes)
         self.old_tags, self.tags = self.tags, {}
-        return not self.numbers and not self.old_tags
+        return not self.notes and not self.old_tags
 
     def module_of(self, number: int) -> str | None:
         """The module that made this node; empty for none, None when this thread cannot have made it in a module."""
         tagged = self.tags.get(number) or self.old_tags.get(number)
         if tagged is not None:
             return tagged
-        position = bisect_right(self.numbers, number) - 1
-        if position < 0:
+        notes = self.notes
+        position = bisect_right(notes, number, key=_number)
+        if not position:
             return None
-        module = self.modules[position]
-        return None if not module and position == len(self.numbers) - 1 else module
+        _, module = notes[position - 1]
+        return None if not module and position == len(notes) else module
+
+
+def _number(note: tuple[int, str]) -> int:
+    return note[0]
 
 
 class Intervals:
@@ -84,9 +91,8 @@ class Intervals:
         notes = self._mine()
         if notes is None:
             return
-        notes.numbers.append(sequence_number())
-        notes.modules.append(module)
-        if len(notes.numbers) > self.LIMIT:
+        notes.notes.append((sequence_number(), module))
+        if len(notes.notes) > self.LIMIT:
             notes.halve()
 
     def recomputed(self) -> bool:
