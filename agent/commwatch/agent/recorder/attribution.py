@@ -30,7 +30,7 @@ from commwatch.agent.recorder.codes import (
     USER,
 )
 from commwatch.agent.recorder.modules import ROOT, ModuleTracker
-from commwatch.agent.recorder.regions import Place, Regions, module_of
+from commwatch.agent.recorder.regions import Place, Placements, Regions, module_of
 from commwatch.agent.recorder.torch_private import current_autograd_node, node_sequence_number, sequence_number
 
 MAX_FRAMES = 256
@@ -127,17 +127,22 @@ class Attribution:
         seen = _Seen(current_autograd_node())
         phase = self._walk(frame, seen)
         place: FrameType | Place | None = seen.user
+        placements: Placements | None = None
         if seen.pipeline is not None and phase == "other":
             phase, module = self._of_pipeline(seen.pipeline, kind)
         elif seen.region is not None:
-            phase, module, line = self._of_region(phase, seen)
+            phase, module, line, placements = self._of_region(phase, seen)
             place = line or place
         else:
             module = self._module(phase, seen)
-        cause = self._cause(seen.redistribute) if seen.redistribute is not None else None
+        cause = None
+        if seen.redistribute is not None:
+            cause = self._cause(seen.redistribute)
+        elif placements is not None:
+            cause = self._interned(*placements, implicit=False, asked="")
         if phase == "forward" and seen.module is not None:
             # An explicit redistribute is an autograd function and made the newest node. An op may have made none.
-            if cause is not None and not cause.implicit:
+            if seen.redistribute is not None and cause is not None and not cause.implicit:
                 self._tracker.intervals.tag(sequence_number() - 1, module)
             if self._without_grad():
                 phase = "eval"
@@ -314,26 +319,28 @@ class Attribution:
         module = getattr(stage, "submod", None)
         return phase, self._name(module) if module is not None and phase != "other" else ""
 
-    def _of_region(self, phase: str, seen: _Seen) -> tuple[str, str, Place | None]:
-        """Phase, module and line of a collective inside a compiled region."""
+    def _of_region(self, phase: str, seen: _Seen) -> tuple[str, str, Place | None, Placements | None]:
+        """Phase, module, line and explicit redistribute of a collective inside a compiled region."""
         frame = seen.region
         assert frame is not None
         meaning = self._codes.meanings[id(frame.f_code)]
         if phase == "backward":
             nodes, place = self._regions.node(frame, meaning, None)
-            return phase, (module_of(nodes, self._of_node(seen)) if seen.node is not None else ""), place
+            module = module_of(nodes, self._of_node(seen)) if seen.node is not None else ""
+            return phase, module, place, None
         caller, differentiated = self._compiled_caller(frame)
         region = self._regions.of_caller(caller) if caller is not None else None
         nodes, place = self._regions.node(frame, meaning, region)
         if region is None or caller is None:
-            return phase, "", place
+            return phase, "", place, None
         root = caller.f_globals.get(region.variable) if region.scope == "G" else _locals(caller, region.variable)[0]
         base = self._name(root) if isinstance(root, nn.Module) else ""
         if differentiated and base:
             self._tracker.intervals.tag(sequence_number() - 1, base)
         around = self._name(_locals(seen.module, "self")[0]) if seen.module is not None else ""
         module = module_of(nodes, base, around)
-        return ("forward" if phase == "other" and module else phase), module, place
+        phase = "forward" if phase == "other" and module else phase
+        return phase, module, place, self._regions.redistribute(nodes)
 
     def _compiled_caller(self, frame: FrameType) -> tuple[FrameType | None, bool]:
         """The frame of the function whose code dynamo replaced, and whether an autograd node stands for the region."""
@@ -372,12 +379,13 @@ class Attribution:
             info, suggested = _locals(caller, "op_info", "suggested_input_schema")
             schema = getattr(info, "schema", None) or suggested
             asked = getattr(schema, "op", "")
-        key = (current.placements, target.placements, implicit, asked)
+        return self._interned(current.placements, target.placements, implicit=implicit, asked=asked)
+
+    def _interned(self, src: Any, dst: Any, *, implicit: bool, asked: Any) -> Cause:
+        key = (src, dst, implicit, asked)
         found = self._causes.get(key)
         if found is None:
             if len(self._causes) >= 10_000:
                 self._causes.clear()
-            found = self._causes[key] = Cause(
-                placements_text(current.placements), placements_text(target.placements), implicit, str(asked)
-            )
+            found = self._causes[key] = Cause(placements_text(src), placements_text(dst), implicit, str(asked))
         return found

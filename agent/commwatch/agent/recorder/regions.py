@@ -47,6 +47,10 @@ class Place(NamedTuple):
     function: str
 
 
+Placements = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""DTensor placements before and after."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Node:
     """A node of a graph. ``path`` leads to its module: empty for the function's own, None when there is none."""
@@ -54,6 +58,7 @@ class _Node:
     key: Key
     path: str | None
     place: Place | None
+    redistribute: Placements | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +117,13 @@ class Regions:
                 self._found.clear()
             known = self._found[place] = (frame.f_code, *self._look(frame, meaning, region))
         return known[1], known[2]
+
+    def redistribute(self, nodes: Iterable[_Node]) -> Placements | None:
+        """The explicit redistribute that these nodes come from: where all that dynamo traced there is that one."""
+        found = {
+            known.redistribute for node in nodes for known in self._by_key.get(node.key, ()) if known.path == node.path
+        }
+        return found.pop() if len(found) == 1 else None
 
     def _look(self, frame: FrameType, meaning: int, region: _Region | None) -> tuple[list[_Node], Place | None]:
         if meaning == codes.GRAPH:
@@ -180,7 +192,15 @@ def _describe(node: Any, *, own: bool) -> _Node | None:
     frames = parse(stack)
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(modules[-1][0]) if modules else "" if own else None
-    return _Node(_key(frames), path, _place(frames))
+    return _Node(_key(frames), path, _place(frames), _redistributed(node))
+
+
+def _redistributed(node: Any) -> Placements | None:
+    """Placements of the DTensors before and after a node that is a call of ``DTensor.redistribute``."""
+    if node.op != "call_method" or node.target != "redistribute":
+        return None
+    before, after = (getattr(each.meta.get("example_value"), "placements", None) for each in (node.args[0], node))
+    return (tuple(before), tuple(after)) if before and after and before != after else None
 
 
 def _key(frames: list[tuple[str, int, str, str]]) -> Key:

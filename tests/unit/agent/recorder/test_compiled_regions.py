@@ -111,8 +111,11 @@ def test_tensor_parallel_styles_in_a_region(fake_world: World, backend: str) -> 
     mesh = fake_world(2)
     plan = {"net1": ColwiseParallel(), "net2": RowwiseParallel()}
     model = torch.compile(parallelize_module(MLPModule("cpu"), mesh, plan), backend=backend)
-    found, _ = found_in(model, 8, 10)
+    found, recorded = found_in(model, 8, 10)
     assert found == {("forward", AR, "net2"): 2, ("backward", AR, "net1"): 2}
+    # The gradient's placements are nowhere in what the compiler keeps.
+    causes = {(call.phase, str(call.cause)) for call in recorded.calls()}
+    assert causes == {("forward", "explicit redistribute P(sum) -> R"), ("backward", "None")}
 
 
 def test_a_region_without_a_graph_in_reach_stays_without_a_module(fake_world: World, monkeypatch: Any) -> None:
