@@ -164,7 +164,7 @@ def run(root: Node, grad: bool) -> tuple[record, Issued]:
     return recorded, LEDGER.issued
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(root=nodes(), grad=st.booleans())
 def test_the_tree_adds_up_and_equals_what_the_program_issued(root: Node, grad: bool) -> None:
     recorded, issued = run(root, grad)
@@ -182,7 +182,7 @@ def test_the_tree_adds_up_and_equals_what_the_program_issued(root: Node, grad: b
     assert found == issued
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(root=nodes())
 def test_the_total_equals_a_plain_dispatch_mode_s(root: Node) -> None:
     with CountingMode() as mode, torch.no_grad():
