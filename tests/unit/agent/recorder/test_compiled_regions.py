@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed._tensor.common_dtensor import MLPModule
 
@@ -125,20 +127,57 @@ def test_a_region_without_a_graph_in_reach_stays_without_a_module(fake_world: Wo
     assert found == {("forward", AG, ""): 6, ("backward", RS, ""): 6}
 
 
-def test_compilation_is_the_same_with_and_without_a_recorder(fake_world: World) -> None:
-    fake_world(2)
+class Broken(nn.Module):
+    """Its forward is two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+
+def scaled(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 1.5
+
+
+def hooked(mesh: DeviceMesh, way: str) -> Any:
+    """A model whose modules have output hooks of their own."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(8, 8), Broken(), nn.Linear(8, 8))
+    for module in (model, model[0], model[1], model[1].linear):
+        module.register_forward_hook(scaled)
+    if way == "fully_shard":
+        for module in model:
+            fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    if way == "in place":
+        model[0].compile(backend="aot_eager")
+        model[1].compile(backend="aot_eager")
+        return model
+    return torch.compile(model, backend="aot_eager")
+
+
+@pytest.mark.parametrize("way", ["whole", "in place", "fully_shard"])
+def test_compilation_is_the_same_with_and_without_a_recorder(fake_world: World, way: str) -> None:
+    mesh = fake_world(2)
     counters = torch._dynamo.utils.counters
     seen = []
     for recording in (False, True):
         torch._dynamo.reset()
         counters.clear()
-        model = whole("aot_eager")
-        if recording:
-            found_in(model, 4, 4)
-        else:
-            for _ in range(2):
-                model(torch.rand(4, 4, requires_grad=True)).sum().backward()
-        seen.append((dict(counters["frames"]), counters["stats"]["unique_graphs"], dict(counters["graph_break"])))
+        model = hooked(mesh, way)
+        hooks = [list(module._forward_hooks) for module in model.modules()]
+        with record() if recording else contextlib.nullcontext():
+            for _ in range(3):
+                output = model(torch.ones(4, 8, requires_grad=True))
+                output.sum().backward()
+        assert [list(module._forward_hooks) for module in model.modules()] == hooks
+        counted = [dict(counters[name]) for name in ("frames", "stats", "graph_break", "recompiles")]
+        seen.append((counted, output.tolist()))
     assert seen[0] == seen[1]
 
 
