@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from commwatch.agent.capture.plan import MAX_CAPTURES, Plan
 from commwatch.agent.recorder.catalog import Op
+from commwatch.agent.recorder.codes import raised_by_signal
 from commwatch.agent.recorder.observer import Observer
 from commwatch.v1 import records_pb2
 
@@ -59,6 +60,12 @@ class Capturer:
 
     def step_begins(self, step: int) -> None:
         """The step with this number begins on this thread: capture it if it is to be."""
+        try:
+            self._begin(step)
+        except Exception as error:  # noqa: BLE001  a capture may fail, the job's step may not
+            self._fail(error)
+
+    def _begin(self, step: int) -> None:
         number, steps = self._sink.requested()
         if number > self.request and not self._steps_left:
             self.request, self._steps_left, self._waited = number, steps, 0
@@ -70,72 +77,65 @@ class Capturer:
 
     def saw(self, op: Op, identity: int, position: int) -> None:
         """A collective of the step: its identity in the observer and 1 + its position, 0 when that is not known."""
-        if self._mode is not None:
-            self._mode.saw(op, identity, position)
+        try:
+            if self._mode is not None:
+                self._mode.saw(op, identity, position)
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
 
     def step_ended(self, step: int, reason: str = "") -> int:
         """The step with this number ended, or the process ends within it: then ``reason`` says so.
 
         Returns the nanoseconds the step's records took.
         """
-        self._tidy()
         mode, self._mode = self._mode, None
-        if mode is None:
-            return 0
         self._observer.tracker.listener = None
-        self._leave(mode)
-        request = self.request if self._steps_left else 0
-        if self._steps_left:
-            self._steps_left -= 1
-        else:
-            self._planned += 1
         try:
-            self._send(mode, step, request, reason)
-        except Exception as error:  # noqa: BLE001  a capture may fail, the job's step may not
+            self._tidy()
+            if mode is None:
+                return 0
+            self._leave(mode)
+            self._send(mode, step, reason)
+        except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
-        return mode.spent_ns
+        return mode.spent_ns if mode is not None else 0
 
     def close(self) -> None:
         """Captures no more."""
         self._off = self._off or "the recorder stopped"
         if self._mode is not None:
             self._mode.listening = False
+        try:
+            self._tidy()
+        except Exception as error:  # noqa: BLE001  as above
+            self._fail(error)
 
     # Entering and leaving
 
     def _enter(self) -> str:
         """Begin; returns why it is not possible, or nothing."""
-        try:
-            from commwatch.agent.capture.op_capture import OpCapture
-            from commwatch.agent.debug import torch_private as private
+        from commwatch.agent.capture.op_capture import OpCapture
+        from commwatch.agent.debug import torch_private as private
 
-            missing = private.missing()
-            if missing:
-                self._off = f"this torch lacks {', '.join(missing)}"
-                return self._off
-            if private.program_modes():
-                return "a dispatch mode of the program is active"
-            mode = OpCapture(self._observer)
-            mode.__enter__()
-            self._observer.tracker.listener = mode
-            self._mode = mode
-            self._thread = threading.get_ident()
-        except Exception as error:  # noqa: BLE001  as above
-            self._fail(error)
+        missing = private.missing()
+        if missing:
+            self._off = f"this torch lacks {', '.join(missing)}"
             return self._off
+        if private.program_modes():
+            return "a dispatch mode of the program is active"
+        mode = OpCapture(self._observer)
+        self._thread = threading.get_ident()
+        self._observer.tracker.listener = self._mode = mode
+        mode.__enter__()
         return ""
 
     def _leave(self, mode: OpCapture) -> None:
-        from commwatch.agent.debug import torch_private as private
-
         mode.listening = False
-        if threading.get_ident() == self._thread and private.on_top() is mode:
-            mode.__exit__(None, None, None)
-        else:
-            self._left_behind.append(mode)
+        self._left_behind.append(mode)
+        self._tidy()
 
     def _tidy(self) -> None:
-        """Take away what could not be taken away before."""
+        """Take modes away: those that stand on top of this thread's stack."""
         if self._left_behind and threading.get_ident() == self._thread:
             from commwatch.agent.debug import torch_private as private
 
@@ -156,6 +156,8 @@ class Capturer:
         self._sink.append(records_pb2.Capture(step=step, part=1, last_part=True, request=request, reason=reason))
 
     def _fail(self, error: Exception) -> None:
+        if raised_by_signal(error):
+            raise error
         self._off = f"captures switched off: {type(error).__name__}"  # leaves the job: the message does not
         _log.warning("commwatch: captures switched off: %s: %s; the job goes on", type(error).__name__, error)
         if self._mode is not None:
@@ -163,9 +165,14 @@ class Capturer:
 
     # Sending
 
-    def _send(self, mode: OpCapture, step: int, request: int, reason: str) -> None:
+    def _send(self, mode: OpCapture, step: int, reason: str) -> None:
         from commwatch.agent.capture.messages import Encoder
 
+        request = self.request if self._steps_left else 0
+        if self._steps_left:
+            self._steps_left -= 1
+        else:
+            self._planned += 1
         if mode.failure is not None:
             reason = reason or f"recording ended early: {type(mode.failure).__name__}"
         if mode.dropped_records:

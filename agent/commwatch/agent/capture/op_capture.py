@@ -37,7 +37,7 @@ class OpCapture(OpRecorder):
         """Time its records took, without the dispatcher's way to them and back."""
         self._observer = observer
         self._notes: ForwardNotes[int] = ForwardNotes()
-        self._module_depths: list[int] = []
+        self._open_modules = 0
         self._backward: tuple[str, int] | None = None
         self._desugared: tuple[Any, int] | None = None
         self._issuing: tuple[int, int] | None = None
@@ -46,22 +46,26 @@ class OpCapture(OpRecorder):
 
     def entered(self, name: str) -> None:
         """A module's forward begins."""
+        self._guarded(self._entered, name)
+
+    def _entered(self, name: str) -> None:
         if private.is_active(self):
-            self._module_depths.append(self.call_depth)
             self._desugared = None
-            self._guarded(lambda: self._enter_nn_module_call(name, "nn.Mod"))
+            self._module(name, "nn.Mod")
+            self._open_modules += 1
 
     def left(self) -> None:
         """The newest module call ended."""
-        if self._module_depths and private.is_active(self):
-            self.call_depth = self._module_depths.pop()
-            if self.current_nn_module_stack:
-                self.current_nn_module_stack.pop()
+        self._guarded(self._left)
+
+    def _left(self) -> None:
+        if self._open_modules and private.is_active(self):
+            self._open_modules -= 1
+            self._module_left()
 
     def saw(self, op: Op, identity: int, position: int) -> None:
         """The recorder saw a collective: of the op that runs now, or of one that does not pass this mode."""
-        if self.listening:
-            self._guarded(lambda: self._attach(op, identity, position))
+        self._guarded(self._attach, op, identity, position)
 
     def _attach(self, op: Op, identity: int, position: int) -> None:
         if self._issuing != (len(self.operators), get_ident()) or self.operators[-1].has_output:

@@ -9,33 +9,45 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from commwatch.agent.recorder.codes import raised_by_signal
-
 
 class ModuleEntries:
-    """Calls ``on_enter(name)`` before a module's forward and ``on_exit()`` behind it, also when it raised."""
+    """Calls ``on_enter(name)`` before a module's forward and ``on_exit()`` behind it, also when it raised.
+
+    ``on_error`` is told what went wrong; it raises what belongs to the program.
+    """
 
     def __init__(
-        self, listens: Callable[[], bool], on_enter: Callable[[str], None], on_exit: Callable[[], None]
+        self,
+        listens: Callable[[], bool],
+        on_enter: Callable[[str], None],
+        on_exit: Callable[[], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         self._listens = listens
         self._on_enter = on_enter
         self._on_exit = on_exit
+        self._on_error = on_error
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._walked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._open: list[int] = []
+        self._installed = 0
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        """Register the two global hooks."""
-        register = nn.modules.module
-        self._handles = [
-            register.register_module_forward_pre_hook(self._before),
-            register.register_module_forward_hook(self._after, always_call=True),
-        ]
+        """Register the two global hooks; once, however often it is asked for."""
+        self._installed += 1
+        if self._installed == 1:
+            register = nn.modules.module
+            self._handles = [
+                register.register_module_forward_pre_hook(self._before),
+                register.register_module_forward_hook(self._after, always_call=True),
+            ]
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away when nobody needs them any more."""
+        self._installed -= 1
+        if self._installed:
+            return
         while self._handles:
             self._handles.pop().remove()
         self._open.clear()
@@ -53,28 +65,26 @@ class ModuleEntries:
         return name
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        if is_compiling() or not self._listens():
+        if is_compiling():
             return
         try:
-            name = self.name(module)
-            self._open.append(id(module))
-            self._on_enter(name)
-        except Exception as error:  # an entry may be missing, the job's forward may not
-            if raised_by_signal(error):
-                raise
+            if self._listens():
+                self._on_enter(self.name(module))
+                self._open.append(id(module))
+        except Exception as error:  # noqa: BLE001  an entry may be missing, the job's forward may not
+            self._on_error(error)
 
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if is_compiling() or not self._listens():
+        if is_compiling():
             return
         try:
             identity = id(module)
-            if identity not in self._open:
+            if identity not in self._open or not self._listens():
                 return
             while self._open:  # an exception may have left inner entries open
                 ended = self._open.pop()
                 self._on_exit()
                 if ended == identity:
                     break
-        except Exception as error:  # as above
-            if raised_by_signal(error):
-                raise
+        except Exception as error:  # noqa: BLE001  as above
+            self._on_error(error)

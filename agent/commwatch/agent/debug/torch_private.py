@@ -120,13 +120,16 @@ ANNOTATE: Any = getattr(getattr(torch.ops, "debug_mode_ops", None), "annotate", 
 """The op behind ``DebugMode._annotate``; its overload is ``default``."""
 
 
-def other_listener(mine: Any) -> Any:
-    """A DebugMode of somebody else that is active on this thread, or None."""
+def listener_above(mine: Any) -> Any:
+    """The next DebugMode above ``mine`` on this thread's stack, or None: torch tells the lowest one alone."""
     if _mode._ACTIVE_DEBUG_MODE_COUNT < 2:
         return None
+    found = False
     for index in range(stack_depth()):
         mode = stack_at(index)
-        if mode is not mine and isinstance(mode, TorchDebugMode):
+        if mode is mine:
+            found = True
+        elif found and isinstance(mode, TorchDebugMode):
             return mode
     return None
 

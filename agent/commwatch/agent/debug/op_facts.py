@@ -1,0 +1,37 @@
+"""What is known of an op before its arguments are: learned once, used at each of its calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commwatch.agent.debug import torch_private as private
+from commwatch.agent.debug.group_arguments import GroupArguments
+
+RANGE = "range"
+ANNOTATION = "annotation"
+DEVICE = "device"
+SUBGRAPH = "subgraph"
+
+
+class OpFacts:
+    """Whether an op is recorded, where its process groups stand, and how it is handled (``special``)."""
+
+    __slots__ = ("group", "op", "recorded", "special")
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.group: tuple[int, ...] = ()
+        self.special = ""
+        name = str(op)
+        if isinstance(op, private.Operator):
+            name = op.__qualname__
+            self.group = GroupArguments.positions(op)
+            if op is private.ENTER_RANGE or op is private.EXIT_RANGE:
+                self.special = RANGE
+            elif private.ANNOTATE is not None and op is private.ANNOTATE.default:
+                self.special = ANNOTATION
+            elif op is private.DEVICE_QUERY:
+                self.special = DEVICE
+        elif isinstance(op, private.HigherOrder) and private.subgraph_handler(op) is not None:
+            self.special = SUBGRAPH
+        self.recorded = not name.startswith("profiler::_record_function")
