@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import import_time, per_collective, step_time
+from tests.bench import import_time, op_records, per_collective, step_time
 
 ROWS = {
     "step": step_time.rows,
     "collective": per_collective.rows,
+    "ops": op_records.rows,
     "import": import_time.rows,
 }
 
