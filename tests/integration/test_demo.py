@@ -38,6 +38,11 @@ def test_the_demo_catches_the_commit_that_communicates_more(tmp_path: Path) -> N
         " collective all_gather "
     ) in text
     assert "step 16 calls a step over 4 ranks (4 on each), 524 kB payload" in text
+    tree = finished.stdout[finished.stdout.index("--step 3") :].splitlines()
+    path = ["[nn.Mod] layers.0", "[nn.Mod] layers.0.wo", "aten::mm(", "redistribute_input [implicit] (0, S(1) -> R)"]
+    at = [next(index for index, line in enumerate(tree) if line.strip().startswith(start)) for start in path]
+    assert at == sorted(at)
+    assert "all_gather on tp (2 ranks, stride 1), forward, layers.0.wo, call " in text
     assert "What to run next:" in text
     assert (kept / "commwatch.db").exists()
     assert (kept / "job" / "model.py").read_text().count('"wo": Shard(0),') == 1

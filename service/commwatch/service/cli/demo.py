@@ -84,6 +84,10 @@ def _run(folder: Path, service: processes.Service, steps: int, stage: Stages, pi
     code, _ = _show(service, checkout, "explain", changed[:8], _worst_site(service, good, changed))
     if code != 0:
         raise processes.DemoError(f"explaining a change ended with exit code {code}: expected 0")
+    step = str(processes.CAPTURED_STEP)
+    code, _ = _show(service, checkout, "show", changed[:8], "--step", step, "--noise", "0", "--module", "layers.0.wo")
+    if code != 0:
+        raise processes.DemoError(f"showing a captured step ended with exit code {code}: expected 0")
 
 
 def _worst_site(service: processes.Service, good: str, changed: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 READY = re.compile(r"commwatch ready: http (?P<http>\S+)\s+grpc (?P<grpc>\S+)")
 START_LIMIT_S = 60.0
+CAPTURED_STEP = 3
 JOB_LIMIT_S = 300.0
 
 
@@ -80,12 +81,13 @@ def _ready(process: subprocess.Popen[bytes], log: Path) -> Service:
 
 
 def train(repository: Path, endpoint: str, log: Path, steps: int, on_line: Callable[[str], None]) -> None:
-    """Run the job on four gloo ranks with one variable set, and nothing imported. Raises DemoError when it fails."""
+    """Run the job on four gloo ranks, with nothing imported, and capture one step. Raises DemoError when it fails."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=4"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "train.py"),
     ]
     variables = {"STEPS": str(steps), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables["COMMWATCH_CAPTURE_STEPS"] = str(CAPTURED_STEP)
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command,
