@@ -91,11 +91,12 @@ class Capturer:
         mode, self._mode = self._mode, None
         self._observer.tracker.listener = None
         try:
+            if mode is not None:
+                mode.listening = False
+                self._left_behind.append(mode)
             self._tidy()
-            if mode is None:
-                return 0
-            self._leave(mode)
-            self._send(mode, step, reason)
+            if mode is not None:
+                self._send(mode, step, reason)
         except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
         return mode.spent_ns if mode is not None else 0
@@ -128,11 +129,6 @@ class Capturer:
         self._observer.tracker.listener = self._mode = mode
         mode.__enter__()
         return ""
-
-    def _leave(self, mode: OpCapture) -> None:
-        mode.listening = False
-        self._left_behind.append(mode)
-        self._tidy()
 
     def _tidy(self) -> None:
         """Take modes away: those that stand on top of this thread's stack."""
