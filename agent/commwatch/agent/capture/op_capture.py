@@ -61,6 +61,7 @@ class OpCapture(OpRecorder):
     def _left(self) -> None:
         if self._open_modules and private.is_active(self):
             self._open_modules -= 1
+            self._close_innermost_backward()
             self._module_left()
 
     def saw(self, op: Op, identity: int, position: int) -> None:
@@ -81,8 +82,7 @@ class OpCapture(OpRecorder):
         began = perf_counter_ns()
         node = torch_private.current_autograd_node()
         before = self.call_depth
-        if node is not None or self._backward is not None:
-            self._follow_backward(node)
+        self._follow_backward(node)
         depth += self.call_depth - before
         if kind == "dtensor_op":
             self._desugared = None
@@ -100,6 +100,15 @@ class OpCapture(OpRecorder):
                 self._issuing = (len(self.operators), get_ident())
         self.spent_ns += perf_counter_ns() - began
         return call
+
+    def _redistribute(self, *arguments: Any, **options: Any) -> None:
+        self._follow_backward(torch_private.current_autograd_node())
+        super()._redistribute(*arguments, **options)
+
+    def _range(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func is private.EXIT_RANGE:
+            self._close_innermost_backward()
+        super()._range(func, args)
 
     def _keep(self, call: Any) -> None:
         call.place = self.places.of(sys._getframe(1))
@@ -126,22 +135,25 @@ class OpCapture(OpRecorder):
         return self._notes.current() or here
 
     def _follow_backward(self, node: Any) -> None:
-        """Keep the entry open of the module whose backward runs: between ops, while nothing else is open in it."""
+        """Keep the entry open of the module whose backward runs: it changes while nothing else is open in it."""
+        if self._backward is None and node is None:
+            return
+        module = self._module_of(node)
         if self._backward is not None:
             name, base = self._backward
-            if self.call_depth != base + 1:
+            if module == name or self.call_depth != base + 1:
                 return
-            module = self._module_of(node)
-            if module == name:
-                return
-            self.call_depth = base
-            self._backward = self._desugared = None
-        else:
-            module = self._module_of(node)
+            self._close_innermost_backward()
         if module:
             self._backward = (module, self.call_depth)
             self._keep(AnnotateCall(module, "nn.Mod backward", "module", self.call_depth + 1))
             self.call_depth += 1
+
+    def _close_innermost_backward(self) -> None:
+        """The entry ends, if nothing is open in it. What it was opened in may end no earlier."""
+        if self._backward is not None and self.call_depth == self._backward[1] + 1:
+            self.call_depth -= 1
+            self._backward = self._desugared = None
 
     def _module_of(self, node: Any) -> str:
         if node is None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -393,3 +394,36 @@ def test_replicated_inputs_are_shown_with_their_mesh(fake_world: World) -> None:
     call = next(call for call in sink.captures[0].calls if kind_of(call) == "dtensor_op")
     assert list(call.arguments[0].tensor.mesh) == [2, 2]
     assert call.arguments[0].tensor.placements == "RS(0)"
+
+
+def test_backward_is_told_by_module_also_between_the_ranges_of_fsdp(fake_world: World) -> None:
+    mesh = fake_world(2, 2, names=("dp", "tp"))
+    sink = MemorySink()
+    errors: list[BaseException] = []
+    recorder = Recorder(sink, Path(__file__).parent, errors.append, Plan(((1, 1),)))
+    blocks = [
+        parallelize_module(MLP(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}) for _ in range(2)
+    ]
+    model: Any = nn.Sequential(*blocks)
+    for block in blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    recorder.start()
+    model(torch.ones(4, 8)).sum().backward()
+    recorder.step()
+    recorder.stop()
+    assert errors == []
+    (capture,) = sink.captures
+    tree = nodes(capture)
+    above: dict[int, str] = {}
+    products = []
+    for depth, kind, name in tree:
+        above = {level: module for level, module in above.items() if level < depth}
+        if kind == "module":
+            above[depth] = name
+        if (kind, name) == ("dtensor_op", "aten::mm"):
+            products.append(above[max(above)])
+    assert products == [
+        *("1.down (backward)", "1.down (backward)", "1.up (backward)", "1.up (backward)"),
+        *("0.down (backward)", "0.down (backward)", "0.up (backward)"),
+    ]
