@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
+from commwatch.agent.debug.torch_private import in_compiled_module
+
 
 class ModuleEntries:
     """Calls ``on_enter(name)`` before a module's forward and ``on_exit()`` behind it, also when it raised.
@@ -68,7 +70,7 @@ class ModuleEntries:
         if is_compiling():
             return
         try:
-            if self._listens():
+            if self._listens() and not in_compiled_module():
                 self._on_enter(self.name(module))
                 self._open.append(id(module))
         except Exception as error:  # noqa: BLE001  an entry may be missing, the job's forward may not

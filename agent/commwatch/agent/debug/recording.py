@@ -211,6 +211,9 @@ class Recording(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # the
         """A record of torch's own class, as torch's mode keeps it."""
         if not self.store_original_args:
             call.stringify_args(self.record_tensor_attributes, self._snapshots.memo)
+        if self.record_stack_trace:
+            forward = self._forward_stacks.current()
+            call.stack_trace, call.fwd_stack_trace = LazyStack().text(), forward.text() if forward else None
         if self.fx_stack_trace:
             call.stack_trace = call.fwd_stack_trace = self.fx_stack_trace
         if not in_benchmark():

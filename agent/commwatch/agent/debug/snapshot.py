@@ -181,7 +181,10 @@ class Snapshots:
         """Facts of one argument or output; containers are copied, and constants stay as they are."""
         kind = type(value)
         if kind in _PLAIN and self._simple:
-            found = self._shared.get((value.dtype, value.shape))
+            try:
+                found = self._shared.get((value.dtype, value.shape))
+            except RuntimeError:
+                return _without_shape(value)
             return found if found is not None else self._share(value)
         if kind in _CONSTANT:
             return value
@@ -191,7 +194,10 @@ class Snapshots:
             if not self._simple:
                 return [self.take(item) for item in value]
             known, plain, take = self._shared.get, torch.Tensor, self.take
-            return [(type(item) is plain and known((item.dtype, item.shape))) or take(item) for item in value]
+            try:
+                return [(type(item) is plain and known((item.dtype, item.shape))) or take(item) for item in value]
+            except RuntimeError:  # a tensor without a shape
+                return [take(item) for item in value]
         if kind is torch.ScriptObject:
             return _Object(value)
         return self._other(value)
@@ -209,7 +215,7 @@ class Snapshots:
     def _share(self, value: Any) -> TensorFacts:
         if len(self._shared) >= MAX_SHARED:
             self._shared.clear()
-        found = TensorFacts("t", dtype_abbrs[value.dtype], _lengths(value.shape))
+        found = TensorFacts("t", _dtype(value), _lengths(value.shape))
         self._shared[value.dtype, value.shape] = found
         return found
 
@@ -237,20 +243,22 @@ class Snapshots:
         elif isinstance(value, private.FAKE_TENSOR):
             type_ = "ft"
         number = None
+        try:
+            shape = value.shape
+        except RuntimeError:
+            return _without_shape(value)
         if self._simple:
-            key = (type_, value.dtype, value.shape, placements, mesh)
+            key = (type_, value.dtype, shape, placements, mesh)
             try:
                 found = self._shared.get(key)
             except TypeError:  # a symbolic length has no hash
-                return TensorFacts(type_, dtype_abbrs[value.dtype], _lengths(value.shape), placements, mesh)
+                return TensorFacts(type_, _dtype(value), _lengths(shape), placements, mesh)
             if found is not None:
                 return found
         elif self._numbers is not None:
             number = self._numbers.of(value)
         attributes = _attributes(value, self._attributes) if self._attributes else ""
-        facts = TensorFacts(
-            type_, dtype_abbrs[value.dtype], _lengths(value.shape), placements, mesh, attributes, number
-        )
+        facts = TensorFacts(type_, _dtype(value), _lengths(shape), placements, mesh, attributes, number)
         if self._simple:
             if len(self._shared) >= MAX_SHARED:
                 self._shared.clear()
@@ -283,6 +291,16 @@ def _storage(value: Any) -> Text:
     """A storage by its size: its own text lists every element."""
     shown = f"<{type(value).__name__} of {value.nbytes()} bytes on {value.device}>"
     return Text(shown, shown)
+
+
+def _dtype(tensor: Any) -> str:
+    """Short where torch has a short name: it has none for quantized types."""
+    return dtype_abbrs.get(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+
+
+def _without_shape(tensor: Any) -> TensorFacts:
+    """A nested tensor of strided layout: each of its dimensions may have many lengths."""
+    return TensorFacts("t", _dtype(tensor), ("?",) * tensor.dim())
 
 
 def _lengths(shape: Any) -> tuple[int | str, ...]:

@@ -100,6 +100,12 @@ def skip_in_compiler(function: Any) -> None:
         _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
 
 
+def in_compiled_module() -> bool:
+    """Whether an ``OptimizedModule`` runs, whose hooks fire for code that is compiled as a whole. Imports nothing."""
+    inside = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_is_in_optimized_module", None)
+    return inside is not None and bool(inside())
+
+
 def count_active(change: int) -> None:
     """Tell torch that one mode more (1) or less (-1) listens: it looks for modes only when there are any."""
     _mode._ACTIVE_DEBUG_MODE_COUNT += change

@@ -170,7 +170,7 @@ def raising(at: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class Training:
-    """FSDP2 around a tensor-parallel block that is recomputed, a head and an implicit redistribute; the caller says when a step ends."""
+    """FSDP2 around a tensor-parallel block that is recomputed, a head, and an implicit redistribute."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         torch.manual_seed(0)
@@ -391,9 +391,10 @@ def test_what_a_signal_handler_raises_passes(inside: str, fake_world: World, mon
     before = state()
     training = Training(mesh)
     try:
-        with DebugMode(**FLAGS) as mode, pytest.raises(OnPurposeError, match="time is over"):
+        with DebugMode(**FLAGS) as mode:
             monkeypatch.setattr(OpRecorder, inside, signalled)
-            training.step()
+            with pytest.raises(OnPurposeError, match="time is over"):
+                training.step()
     finally:
         signal.signal(signal.SIGALRM, previous)
     assert mode.failure is None
