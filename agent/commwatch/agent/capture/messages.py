@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from commwatch.agent.debug import torch_private as private
-from commwatch.agent.debug.calls import AnnotateCall, OpCall, OutputPlacementCall, RedistributeCall
+from commwatch.agent.debug.calls import AnnotateCall, KernelCall, OpCall, OutputPlacementCall, RedistributeCall
 from commwatch.agent.debug.snapshot import GroupText, TensorFacts, Text, complete
 from commwatch.agent.recorder.observer import Identity, Line
 from commwatch.v1 import records_pb2
@@ -19,6 +20,8 @@ MAX_VALUES = 1_000
 """Elements kept of one list; a text says how many more there were."""
 
 _MAX_NESTING = 8
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Differs from run to run and from rank to rank."""
 
 
 class Encoder:
@@ -75,6 +78,8 @@ class Encoder:
             if call.output_str is not None:
                 outputs = call.output if isinstance(call.output, (list, tuple)) else [call.output]
                 message.outputs.extend(_values([_without_data(output) for output in outputs]))
+        elif isinstance(call, KernelCall):
+            message.arguments.extend(_value(value, name) for name, value in call.keywords.items())
         elif isinstance(call, RedistributeCall):
             self._redistribute(message, call)
         for identity in identities:
@@ -117,10 +122,8 @@ def _kind(call: Any) -> records_pb2.CapturedKind.ValueType:
     kind = getattr(call, "kind", None)
     if kind is None:  # a record that torch itself made
         kind = "op"
-        if isinstance(call, private.TritonKernelCall):
-            kind = "triton_kernel"
-        elif isinstance(call, private.AnnotateCall):
-            kind = "region" if "region" in str(call.tag) else "annotation"
+        if isinstance(call, private.AnnotateCall):
+            kind = "region" if "region" in str(call.header) else "annotation"
     return records_pb2.CapturedKind.Value(f"CAPTURED_KIND_{kind.upper()}")
 
 
@@ -174,7 +177,7 @@ def _value(value: Any, name: str = "", depth: int = 0) -> records_pb2.CapturedVa
     else:
         if isinstance(value, (float, complex)):
             value = type(value).__name__  # may be a tensor's value that the program read; lengths and flags are kept
-        text = str(value.group) if isinstance(value, GroupText) else str(value)
+        text = str(value.group) if isinstance(value, GroupText) else _ADDRESS.sub("", str(value))
         message.text = text if len(text) <= TEXT_CHARS else f"{text[: TEXT_CHARS - 3]}..."
     return message
 

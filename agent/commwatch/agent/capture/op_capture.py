@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from commwatch.agent.capture.places import Places
 from commwatch.agent.debug import torch_private as private
@@ -17,8 +18,35 @@ from commwatch.agent.recorder import torch_private
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.observer import Observer
 
+MAX_DISPATCH_FRAMES = 64
+"""Frames between an op on DTensors and what runs for it."""
+
 MAX_RECORDS = 200_000
 """Records kept of one step; later ones are counted as dropped."""
+
+
+class _Desugared(NamedTuple):
+    """An op on DTensors whose op on local tensors is still to come: some have none.
+
+    ``frame`` is the identity of the frame that issued it, which is not kept; 0 where the autograd engine did.
+    """
+
+    op: Any
+    depth: int
+    frame: int
+    instruction: int
+
+    def runs(self, frame: FrameType | None) -> bool:
+        """Whether the instruction that issued it still runs, called from ``frame``."""
+        if not self.frame:
+            return True
+        for _ in range(MAX_DISPATCH_FRAMES):
+            if frame is None:
+                return False
+            if id(frame) == self.frame:
+                return frame.f_lasti == self.instruction
+            frame = frame.f_back
+        return False
 
 
 class OpCapture(OpRecorder):
@@ -37,9 +65,10 @@ class OpCapture(OpRecorder):
         """Time its records took, without the dispatcher's way to them and back."""
         self._observer = observer
         self._notes: ForwardNotes[int] = ForwardNotes()
-        self._open_modules = 0
+        self._open_modules: list[bool] = []
+        self._nested: dict[int, bool] = {}
         self._backward: tuple[str, int] | None = None
-        self._desugared: tuple[Any, int] | None = None
+        self._desugared: _Desugared | None = None
         self._issuing: tuple[int, int] | None = None
 
     # What the recorder tells
@@ -52,7 +81,7 @@ class OpCapture(OpRecorder):
         if private.is_active(self):
             self._desugared = None
             self._module(name, "nn.Mod")
-            self._open_modules += 1
+            self._open_modules.append(torch_private.current_autograd_node() is not None)
 
     def left(self) -> None:
         """The newest module call ended."""
@@ -60,9 +89,14 @@ class OpCapture(OpRecorder):
 
     def _left(self) -> None:
         if self._open_modules and private.is_active(self):
-            self._open_modules -= 1
+            self._open_modules.pop()
             self._close_innermost_backward()
             self._module_left()
+
+    @property
+    def _recomputing(self) -> bool:
+        """Whether a module's forward runs for backward, as in activation checkpointing."""
+        return bool(self._open_modules) and self._open_modules[-1]
 
     def saw(self, op: Op, identity: int, position: int) -> None:
         """The recorder saw a collective: of the op that runs now, or of one that does not pass this mode."""
@@ -91,8 +125,10 @@ class OpCapture(OpRecorder):
             depth += self._in_dtensor_op()
         call = super()._op(facts, kind, args, kwargs, depth)
         if kind == "dtensor_op":
-            self._desugared = (facts.op, self.call_depth)
-        elif self._desugared == (facts.op, self.call_depth):
+            issuer = sys._getframe(2).f_back
+            frame, instruction = (id(issuer), issuer.f_lasti) if issuer is not None else (0, 0)
+            self._desugared = _Desugared(facts.op, self.call_depth, frame, instruction)
+        elif self._desugared is not None and self._desugared[:2] == (facts.op, self.call_depth):
             self._desugared = None
         if call is not None:
             call.place = self._place(node)
@@ -122,21 +158,25 @@ class OpCapture(OpRecorder):
 
     def _in_dtensor_op(self) -> int:
         """1 between a DTensor op and the op on local tensors that it comes down to, else 0."""
-        if self._desugared is not None and self.call_depth < self._desugared[1]:
+        desugared = self._desugared
+        if desugared is None:
+            return 0
+        if self.call_depth < desugared.depth or not desugared.runs(sys._getframe(2)):
             self._desugared = None
-        return int(self._desugared is not None)
+            return 0
+        return 1
 
     def _place(self, node: Any) -> int:
         """In forward the line that runs; in backward that of the forward op behind it, where it is known."""
         here = self.places.of(sys._getframe(2))
-        if node is None:
+        if node is None or self._recomputing:
             self._notes.note(here)
             return here
         return self._notes.current() or here
 
     def _follow_backward(self, node: Any) -> None:
         """Keep the entry open of the module whose backward runs: it changes while nothing else is open in it."""
-        if self._backward is None and node is None:
+        if (self._backward is None and node is None) or self._recomputing:
             return
         module = self._module_of(node)
         if self._backward is not None:
@@ -162,4 +202,14 @@ class OpCapture(OpRecorder):
         parameter = torch_private.accumulated(node)
         if parameter is not None:
             return names.of_parameter(parameter)
-        return intervals.module_of(torch_private.node_sequence_number(node))
+        return intervals.module_of(torch_private.node_sequence_number(node), nested=self._in_nested_backward())
+
+    def _in_nested_backward(self) -> bool:
+        """Whether this backward runs inside a node of another, on a graph that was recomputed there."""
+        if not self._observer.tracker.intervals.recomputed():
+            return False
+        number = private.backward_number()
+        nested = self._nested.get(number)
+        if nested is None:
+            nested = self._nested[number] = self.places.in_nested_backward(sys._getframe(1))
+        return nested

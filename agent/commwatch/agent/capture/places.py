@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-from commwatch.agent.recorder.codes import USER, Codes
+from commwatch.agent.recorder.codes import BACKWARD, NODE, RECOMPUTE, USER, Codes
 from commwatch.agent.recorder.observer import Line
 
+_NODES = frozenset({NODE, RECOMPUTE})
 MAX_LINES = 10_000
 MAX_FRAMES = 128
 """Frames looked at for one record; a deeper stack leaves its line unknown."""
@@ -36,6 +37,19 @@ class Places:
                 return self._number(code, frame.f_lineno)
             frame = frame.f_back
         return 0
+
+    def in_nested_backward(self, frame: FrameType | None) -> bool:
+        """Whether ``frame`` stands in a backward that an autograd node of another backward runs."""
+        backward = False
+        for _ in range(2 * MAX_FRAMES):
+            if frame is None:
+                return False
+            meaning = self._codes.of(frame.f_code)
+            if backward and meaning in _NODES:
+                return True
+            backward |= meaning == BACKWARD
+            frame = frame.f_back
+        return False
 
     def _number(self, code: CodeType, line: int) -> int:
         key = (id(code), line)

@@ -254,6 +254,22 @@ class OutputPlacementCall(private.OutputPlacementCall):  # type: ignore[misc]  #
         return f"-> output: {self.placements_str}"
 
 
+class KernelCall(private.TritonKernelCall):  # type: ignore[misc]  # as above
+    """A Triton kernel that inductor launches. ``keywords`` are its arguments by name."""
+
+    kind = "triton_kernel"
+
+    def __init__(self, kernel_name: str, kwargs: dict[str, Any], depth: int) -> None:
+        super().__init__(kernel_name, kwargs, depth)
+        self.keywords: dict[str, Any] = {}
+        self.place: Any = None
+
+    def render_complete(self) -> str:
+        """As ``render``."""
+        text: str = self.render([])
+        return text
+
+
 class AnnotateCall(Stacks, private.AnnotateCall):  # type: ignore[misc]  # as above
     """A module's entry, a ``record_function`` range, a user's annotation or the edge of a compiled region."""
 

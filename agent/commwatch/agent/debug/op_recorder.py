@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from commwatch.agent.debug import op_facts
 from commwatch.agent.debug import torch_private as private
-from commwatch.agent.debug.calls import OpCall
+from commwatch.agent.debug.calls import KernelCall, OpCall
 from commwatch.agent.debug.module_entries import ModuleEntries
 from commwatch.agent.debug.op_facts import OpFacts
 from commwatch.agent.debug.recording import MAX_RECORDS, Recording
@@ -222,11 +222,11 @@ class OpRecorder(Recording):
     def record_triton_kernel(self, kernel_name: str, kwargs: dict[str, Any]) -> Any:
         """Inductor launches a kernel. Returns the record, which inductor has hash the outputs afterwards.
 
-        The record is torch's own: it holds the tensors until the kernel has run, and its hash functions are the user's.
+        As torch's own, the record holds the tensors until the kernel has run; hash functions are the user's.
         """
-        call = private.TritonKernelCall(kernel_name, kwargs, self.call_depth + 1)
+        call = KernelCall(kernel_name, kwargs, self.call_depth + 1)
         call.stringify_args(self.record_tensor_attributes)
-        self._guarded(self._keep_theirs, call)
+        self._guarded(self._kernel, call, kwargs)
         return call
 
     def _record_call(self, call: Any) -> None:

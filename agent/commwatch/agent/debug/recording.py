@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commwatch.agent.debug import torch_private as private
-from commwatch.agent.debug.calls import AnnotateCall, OpCall, OutputPlacementCall, RedistributeCall
+from commwatch.agent.debug.calls import AnnotateCall, KernelCall, OpCall, OutputPlacementCall, RedistributeCall, Stacks
 from commwatch.agent.debug.group_arguments import GroupArguments
 from commwatch.agent.debug.op_facts import OpFacts
 from commwatch.agent.debug.snapshot import Snapshots
@@ -164,9 +164,9 @@ class Recording(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # the
         if len(self.operators) >= self.max_records:
             self.dropped_records += 1
             return
-        if self.record_stack_trace and not isinstance(call, OutputPlacementCall):
+        if self.record_stack_trace and not isinstance(call, (OutputPlacementCall, KernelCall)):
             self._trace(call, ())
-        if self.fx_stack_trace:
+        if self.fx_stack_trace and isinstance(call, Stacks):
             call.stack_trace = call.fwd_stack_trace = self.fx_stack_trace
         self.operators.append(call)
 
@@ -208,25 +208,16 @@ class Recording(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # the
         self.current_nn_module_stack.pop()
 
     def _theirs(self, call: Any) -> None:
-        """A record of torch's own class, as torch's mode keeps it."""
-        if not self.store_original_args:
-            call.stringify_args(self.record_tensor_attributes, self._snapshots.memo)
-        if self.record_stack_trace:
-            forward = self._forward_stacks.current()
-            call.stack_trace, call.fwd_stack_trace = LazyStack().text(), forward.text() if forward else None
-        if self.fx_stack_trace:
-            call.stack_trace = call.fwd_stack_trace = self.fx_stack_trace
-        if not in_benchmark():
-            self._keep_theirs(call)
-
-    def _keep_theirs(self, call: Any) -> None:
-        if len(self.operators) >= self.max_records:
-            self.dropped_records += 1
-        else:
-            self.operators.append(call)
+        """An op that torch records itself: in its record's place stands one of ours."""
+        call.ours = self._op(OpFacts(call.op), "op", call.args, call.kwargs, call.call_depth)
 
     def _output_of_theirs(self, call: Any, output: Any) -> None:
-        call.stringify_output(output, self.record_tensor_attributes, self._snapshots.memo)
+        if call.ours is not None:
+            self._output(call.ours, output)
+
+    def _kernel(self, call: KernelCall, kwargs: dict[str, Any]) -> None:
+        call.keywords = {name: self._take(value) for name, value in kwargs.items()}
+        self._keep(call)
 
     # Failure
 

@@ -202,11 +202,6 @@ class Snapshots:
             return _Object(value)
         return self._other(value)
 
-    @property
-    def memo(self) -> TensorNumbers | None:
-        """Numbers of the tensors met, where they are numbered."""
-        return self._numbers
-
     def forget(self) -> None:
         """Number tensors from 0 again."""
         if self._numbers is not None:
@@ -329,9 +324,6 @@ class TensorNumbers:
         self._next += 1
         self._known[identity] = (weakref.ref(tensor, functools.partial(self._forget, identity)), number)
         return number
-
-    _id = of
-    """What torch's own records ask."""
 
     def _forget(self, identity: int, reference: weakref.ref[Any]) -> None:
         found = self._known.get(identity)

@@ -82,7 +82,8 @@ def nested_region() -> Program:
         return x.sin() + 1
 
     def twice(x: torch.Tensor) -> torch.Tensor:
-        return region(x) * region(x * 2)
+        product: torch.Tensor = region(x) * region(x * 2)
+        return product
 
     compiled: Any = torch.compile(twice, backend="aot_eager")
     x = torch.ones(4, requires_grad=True)
