@@ -27,7 +27,7 @@ class Reducing(nn.Module):
         return x
 
 
-class Nothing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class is not annotated
+class Nothing(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
