@@ -13,6 +13,7 @@ from pathlib import Path
 from commwatch.agent.capture.plan import Plan, parse_steps
 
 LEVELS = ("collectives", "ops", "off")
+HASHES = ("norm", "hash_tensor")
 COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+/:@-]{0,63}")
 """What the service takes as a commit: a hash of git, or what another system calls one."""
 
@@ -52,6 +53,12 @@ SETTINGS = (
         "none",
         "steps",
         "Steps to capture op by op, counted from 1, such as 3,100:102; ranges include both ends.",
+    ),
+    Setting(
+        "COMMWATCH_CAPTURE_HASHES",
+        "none",
+        "norm, hash_tensor",
+        "Hash each op's outputs in captures; hashes leave the job, and each costs several reads of its tensor.",
     ),
     Setting(
         "COMMWATCH_RUN_ID",
@@ -125,11 +132,15 @@ def load(environ: Mapping[str, str]) -> AgentSettings:
 
 
 def _plan(environ: Mapping[str, str], level: str) -> Plan:
+    hashes = environ.get("COMMWATCH_CAPTURE_HASHES", "").strip()
+    hashes = "" if hashes == "none" else hashes
+    if hashes and hashes not in HASHES:
+        raise SettingsError(f"COMMWATCH_CAPTURE_HASHES is {hashes[:40]!r}: expected one of {', '.join(HASHES)}")
     text = environ.get("COMMWATCH_CAPTURE_STEPS", "").strip()
     if not text:
-        return Plan(every=level == "ops")
+        return Plan(every=level == "ops", hashes=hashes)
     try:
-        return Plan(parse_steps(text))
+        return Plan(parse_steps(text), hashes=hashes)
     except ValueError as error:
         raise SettingsError(f"COMMWATCH_CAPTURE_STEPS: {error}; expected steps such as 3,100:102") from None
 

@@ -35,6 +35,7 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         "COMMWATCH_WORKLOAD": "pretrain",
         "COMMWATCH_LEVEL": "off",
         "COMMWATCH_CAPTURE_STEPS": "3, 100:102",
+        "COMMWATCH_CAPTURE_HASHES": "hash_tensor",
         "COMMWATCH_RUN_ID": "01938DDD000070008000000000000001",
         "COMMWATCH_COMMIT": "abc123",
         "COMMWATCH_BRANCH": "topic/x",
@@ -49,12 +50,22 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
         project="llm",
         workload="pretrain",
         level="off",
-        capture=Plan(((3, 3), (100, 102))),
+        capture=Plan(((3, 3), (100, 102)), hashes="hash_tensor"),
         run_id="01938ddd-0000-7000-8000-000000000001",
         spool_max_bytes=65536,
         deadline_s=0,
         heartbeat_s=0.5,
     )
+
+
+def test_hashes_are_off_unless_a_known_kind_is_asked_for() -> None:
+    assert load({"COMMWATCH_CAPTURE_HASHES": "none"}).capture.hashes == ""
+    assert load({"COMMWATCH_CAPTURE_HASHES": " norm "}).capture.hashes == "norm"
+    assert load({"COMMWATCH_CAPTURE_HASHES": "norm", "COMMWATCH_LEVEL": "ops"}).capture == Plan(
+        every=True, hashes="norm"
+    )
+    with pytest.raises(SettingsError, match="COMMWATCH_CAPTURE_HASHES is 'md5': expected one of norm, hash_tensor"):
+        load({"COMMWATCH_CAPTURE_HASHES": "md5"})
 
 
 def test_the_level_ops_captures_each_step_or_those_that_are_named() -> None:

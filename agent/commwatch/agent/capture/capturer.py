@@ -124,7 +124,7 @@ class Capturer:
             return self._off
         if private.program_modes():
             return "a dispatch mode of the program is active"
-        mode = OpCapture(self._observer)
+        mode = OpCapture(self._observer, hashes=self._plan.hashes)
         self._thread = threading.get_ident()
         self._observer.tracker.listener = self._mode = mode
         mode.__enter__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -67,7 +68,7 @@ class Encoder:
                 record.position = issued[0][1]
             log = getattr(call, "log", None)
             if log and "hash" in log:
-                record.output_hash = str(log["hash"])[:TEXT_CHARS]
+                record.output_hash = _hash_text(log["hash"])
         return message
 
     def _call(self, call: Any, identities: list[int]) -> records_pb2.CapturedCall:
@@ -158,6 +159,14 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, float):
         return repr(value)
     return (type(value), value) if isinstance(value, (int, str, type(None))) else str(value)
+
+
+def _hash_text(found: Any) -> str:
+    """The hashes as text; a hash of them when there are too many."""
+    text = str(found)
+    if len(text) <= TEXT_CHARS:
+        return text
+    return f"blake2b:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 def _values(values: Sequence[Any], depth: int = 0) -> list[records_pb2.CapturedValue]:

@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, NamedTuple
 
+from commwatch.agent.capture.hashes import Hashes
 from commwatch.agent.capture.places import Places
 from commwatch.agent.debug import torch_private as private
 from commwatch.agent.debug.calls import AnnotateCall, OpCall, OutputPlacementCall
@@ -18,6 +19,7 @@ from commwatch.agent.recorder import torch_private
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.observer import Observer
 
+_HASHED = frozenset({"op", "async_op"})
 MAX_DISPATCH_FRAMES = 64
 """Frames between an op on DTensors and what runs for it."""
 
@@ -54,11 +56,15 @@ class OpCapture(OpRecorder):
 
     Where torch's text shows a DTensor op beside its module, here it is a child of it, and what runs until the op on
     local tensors that it comes down to is a child of the DTensor op. ``collectives`` holds, by index of a record, the
-    calls it issued: (identity in the observer, position in the step).
+    calls it issued: (identity in the observer, position in the step). ``hashes`` is a kind of ``hashes.KINDS``, or
+    empty for none.
     """
 
-    def __init__(self, observer: Observer, *, max_records: int = MAX_RECORDS) -> None:
+    def __init__(self, observer: Observer, *, hashes: str = "", max_records: int = MAX_RECORDS) -> None:
         super().__init__(max_records=max_records, groups=GroupArguments(observer.groups))
+        self._hashes = Hashes(hashes) if hashes else None
+        if self._hashes is not None:
+            self._after = self._hash
         self.places = Places(observer.relative)
         self.collectives: dict[int, list[tuple[int, int]]] = {}
         self.spent_ns = 0
@@ -136,6 +142,15 @@ class OpCapture(OpRecorder):
                 self._issuing = (len(self.operators), get_ident())
         self.spent_ns += perf_counter_ns() - began
         return call
+
+    def _hash(self, call: OpCall, args: tuple[Any, ...], result: Any) -> None:
+        if self._hashes is not None and call.kind in _HASHED:
+            began = perf_counter_ns()
+            with private.no_functions():
+                found = self._hashes.of(call.name, args, result)
+            if found is not None:
+                call.log = {"hash": found}
+            self.spent_ns += perf_counter_ns() - began
 
     def _redistribute(self, *arguments: Any, **options: Any) -> None:
         self._follow_backward(torch_private.current_autograd_node())

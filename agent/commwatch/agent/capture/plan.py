@@ -14,10 +14,14 @@ _RANGE = re.compile(r"([0-9]{1,12})(?::([0-9]{1,12}))?")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Inclusive ranges of steps, counted from 1; ``every`` captures each step, up to ``MAX_CAPTURES``."""
+    """Inclusive ranges of steps, counted from 1; ``every`` captures each step, up to ``MAX_CAPTURES``.
+
+    ``hashes`` is how outputs are hashed in every capture: ``norm``, ``hash_tensor`` or, empty, not at all.
+    """
 
     ranges: tuple[tuple[int, int], ...] = ()
     every: bool = False
+    hashes: str = ""
 
     def wants(self, step: int) -> bool:
         """Whether the settings name this step."""

@@ -148,6 +148,8 @@ class OpRecorder(Recording):
         if self.record_output:
             try:
                 call.output = self._take(result)
+                if self._after is not None:
+                    self._after(call, args, result)
             except Exception as error:  # noqa: BLE001  as above
                 self._fail(error)
         return result

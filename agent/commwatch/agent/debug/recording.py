@@ -70,6 +70,7 @@ class Recording(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # the
         self._snapshots = Snapshots(tuple(self.record_tensor_attributes), numbered=record_ids)
         self._take: Callable[[Any], Any] = self._snapshots.take
         self._ops: dict[int, OpFacts] = {}
+        self._after: Callable[[OpCall, tuple[Any, ...], Any], None] | None = None
         self._groups = groups or GroupArguments()
         self.reset()
 

@@ -126,6 +126,36 @@ ANNOTATE: Any = getattr(getattr(torch.ops, "debug_mode_ops", None), "annotate", 
 """The op behind ``DebugMode._annotate``; its overload is ``default``."""
 
 
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors whose ops run no Python."""
+
+
+def hash_function(kind: str) -> Callable[[torch.Tensor], Any]:
+    """torch's hash of a tensor as a number: ``norm`` or ``hash_tensor``. Raises AttributeError when it has none."""
+    function = _utils.norm_hash_fn if kind == "norm" else _utils.hash_tensor_fn
+    return lambda tensor: function(tensor, use_scalar=True)
+
+
+def is_complete(work: Any) -> bool:
+    """Whether a boxed Work is complete, as far as it says; waits for nothing."""
+    import torch.distributed as dist
+
+    try:
+        return bool(dist.Work.unbox(work).is_completed())
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def is_capturing_graph() -> bool:
+    """Whether the current stream records a CUDA graph: it may not be waited for."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Identity of the memory a tensor is a view of."""
+    return int(tensor.untyped_storage()._cdata)
+
+
 def listener_above(mine: Any) -> Any:
     """The next DebugMode above ``mine`` on this thread's stack, or None: torch tells the lowest one alone."""
     if _mode._ACTIVE_DEBUG_MODE_COUNT < 2:
