@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 try:
     from torch.utils import _debug_mode as _module
-except ImportError:  # before torch 2.9
+except ImportError:  # torch 2.9 has no such mode
     _module = None  # type: ignore[assignment]
 
 _calls: Any = getattr(_module, "_calls", _module)
@@ -31,6 +31,8 @@ _HOOKS = ("_DISPATCH_RECORD_HOOKS", "_DISPATCH_LOG_HOOKS", "_DISPATCH_PRE_LOG_HO
 
 def missing() -> list[str]:
     """Names of the APIs this torch lacks; empty when op-level recording can work."""
+    if _module is None:
+        return ["torch.utils._debug_mode"]
     absent = [f"torch.utils._debug_mode.{name}" for name in _OP_RECORDS if not hasattr(_calls, name)]
     absent += [f"torch.utils._debug_mode.{name}" for name in _HOOKS if not hasattr(_utils, name)]
     if not hasattr(_mode, "_ACTIVE_DEBUG_MODE_COUNT"):
