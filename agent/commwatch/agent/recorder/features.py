@@ -1,19 +1,40 @@
-"""What of the recorder needs which private torch API, and what happens on a torch without it."""
+"""What of the agent needs which private torch API, and what happens on a torch without it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from commwatch.agent.recorder import torch_private
 
 
+def _of_debug_mode() -> list[str]:
+    from commwatch.agent.debug import torch_private as private
+
+    return private.missing()
+
+
+def _of_comm_debug_mode() -> list[str]:
+    from commwatch.agent.debug import torch_private as private
+
+    return torch_private.missing() + private.missing_for_counts()
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``needs`` are names of ``torch_private.PROBES``; ``without`` is a clause about a torch that lacks one."""
+    """``without`` is a clause about a torch that lacks one of the ``needs``: names of ``torch_private.PROBES``.
+
+    ``probe``, where there is one, says instead what is lacking.
+    """
 
     name: str
     needs: tuple[str, ...]
     without: str
+    probe: Callable[[], list[str]] | None = None
+
+    def lacking(self) -> list[str]:
+        """Names of the APIs this torch does not have; empty when the feature works."""
+        return torch_private.lacks(self.needs) if self.probe is None else self.probe()
 
 
 COLLECTIVES = Feature(
@@ -35,7 +56,9 @@ FEATURES = (
         ("torch.distributed.distributed_c10d._new_process_group_helper",),
         "a job is not recorded by itself; `with record()` works",
     ),
-    Feature("self-test", ("FakeProcessGroup._create_internal",), "recording starts without having proved itself"),
+    Feature(
+        "self-test", ("torch._C._distributed_c10d.FakeProcessGroup",), "recording starts without having proved itself"
+    ),
     Feature(
         "backward and recompute on threads of the autograd engine",
         ("torch._C._current_autograd_node",),
@@ -66,14 +89,24 @@ FEATURES = (
         "collectives inside inductor's code have no module",
     ),
 )
-"""Every feature that private API decides about. The first is the one that the others stand on."""
+"""Every feature of the recorder that private API decides about. The others stand on the first."""
+
+OP_LEVEL = Feature("op level", (), "no step is captured op by op", _of_debug_mode)
+"""``COMMWATCH_LEVEL=ops``, ``COMMWATCH_CAPTURE_STEPS`` and ``commwatch capture``."""
+
+OP_FEATURES = (
+    OP_LEVEL,
+    Feature("`DebugMode`", (), "`DebugMode` raises DebugModeError", _of_debug_mode),
+    Feature("`CommDebugMode`", (), "`CommDebugMode` raises RecordError", _of_comm_debug_mode),
+)
+"""Features that run op by op. To ask for them loads DTensor, which a job may do without."""
 
 
-def reduced() -> list[tuple[Feature, list[str]]]:
+def reduced(features: Iterable[Feature] = FEATURES) -> list[tuple[Feature, list[str]]]:
     """Features this torch cannot give, each with the APIs it lacks."""
-    return [(feature, absent) for feature in FEATURES if (absent := torch_private.lacks(feature.needs))]
+    return [(feature, absent) for feature in features if (absent := feature.lacking())]
 
 
-def reduced_text() -> str:
+def reduced_text(features: Iterable[Feature] = FEATURES) -> str:
     """One line about what goes without; empty when nothing does."""
-    return "; ".join(f"without {', '.join(absent)} {feature.without}" for feature, absent in reduced())
+    return "; ".join(f"without {', '.join(absent)} {feature.without}" for feature, absent in reduced(features))

@@ -1,6 +1,7 @@
 """Every private torch API the recorder uses, in one place, with a probe.
 
-Tried on torch 2.13.0. ``PROBES`` says of each whether this torch has it; ``features.py`` says what goes without it.
+``PROBES`` says of each whether this torch has it; ``features.py`` says what goes without it, and
+``docs/compatibility.md`` which releases were tried.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ PROBES: dict[str, Callable[[], bool]] = {
     "Node._sequence_nr": lambda: hasattr(torch._C._FunctionBase, "_sequence_nr"),
     "ProcessGroup._get_sequence_number_for_group": lambda: _c10d("ProcessGroup", "_get_sequence_number_for_group"),
     "torch.distributed.distributed_c10d._world.pg_map": lambda: _c10d("distributed_c10d", "_world", "pg_map"),
-    "FakeProcessGroup._create_internal": lambda: hasattr(
-        getattr(getattr(torch._C, "_distributed_c10d", None), "FakeProcessGroup", None), "_create_internal"
+    "torch._C._distributed_c10d.FakeProcessGroup": lambda: hasattr(
+        getattr(torch._C, "_distributed_c10d", None), "FakeProcessGroup"
     ),
     "DeviceMesh.get_group": lambda: hasattr(
         getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", torch.distributed), "get_group"
@@ -153,7 +154,8 @@ def lonely_all_reduce() -> tuple[Callable[[], bool], torch.Tensor]:
     own fake one, which neither sends nor changes anything.
     """
     c10d: Any = torch._C._distributed_c10d
-    backend = c10d.FakeProcessGroup._create_internal(0, 1, c10d.FakeProcessGroup.Options())
+    create = getattr(c10d.FakeProcessGroup, "_create_internal", c10d.FakeProcessGroup)  # torch 2.9 has the class alone
+    backend = create(0, 1, c10d.FakeProcessGroup.Options())
     group: Any = c10d.ProcessGroup(c10d.HashStore(), 0, 1)
     kind = c10d.ProcessGroup.BackendType.CUSTOM
     group._set_default_backend(kind)
