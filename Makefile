@@ -1,4 +1,4 @@
-# The verbs: make demo, make test, make check, make proto, make bench. Each sets up what it needs.
+# The verbs: make demo, make test, make check, make proto, make bench, make test-torch, make gpu. Each sets up what it needs.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON ?= python3
@@ -11,7 +11,7 @@ PROTO_STAMP := $(PROTO_VENV)/.installed
 PROTO_DIR ?= proto
 PROTOS := proto/commwatch/v1/records.proto proto/commwatch/v1/ingest.proto
 
-.PHONY: venv demo picture test check proto bench fmt clean
+.PHONY: venv demo picture test test-torch gpu check proto bench fmt clean
 
 venv: $(STAMP)
 
@@ -35,6 +35,25 @@ picture: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests/unit tests/contract tests/integration
+
+# The agent's tests on another torch, in an environment of its own: make test-torch TORCH=2.14.1
+TORCH ?= 2.14.1
+TORCH_VENV := .venv-torch-$(TORCH)
+
+test-torch: $(TORCH_VENV)/.installed
+	$(TORCH_VENV)/bin/python -m pytest tests/unit/agent tests/integration/test_record_on_gloo.py \
+	  tests/integration/test_attribution.py tests/integration/test_captured_jobs.py tests/integration/test_main_job.py
+
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/pip install -q --disable-pip-version-check torch==$(TORCH)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/pip install -q --disable-pip-version-check -c $(TORCH_VENV)/constraints.txt -e '.[service,dev]'
+	touch $@
+
+# One rank on a GPU; says so where there is none.
+gpu: $(STAMP)
+	$(BIN)/python tests/gpu/check.py
 
 proto: $(PROTO_STAMP)
 	scripts/generate-proto.sh $(PROTO_VENV)/bin proto
