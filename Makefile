@@ -42,7 +42,7 @@ TORCH_VENV := .venv-torch-$(TORCH)
 
 test-torch: $(TORCH_VENV)/.installed
 	$(TORCH_VENV)/bin/python -m pytest tests/unit/agent tests/integration/test_record_on_gloo.py \
-	  tests/integration/test_attribution.py tests/integration/test_captured_jobs.py tests/integration/test_main_job.py
+	  tests/integration/test_attributed_jobs.py tests/integration/test_captured_jobs.py tests/integration/test_main_job.py
 
 $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH_VENV)
