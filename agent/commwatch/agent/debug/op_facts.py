@@ -13,6 +13,10 @@ DEVICE = "device"
 SUBGRAPH = "subgraph"
 
 
+MAX_KNOWN = 50_000
+"""Ops known at once: more than torch has. Beyond it (a program that defines ops for ever) the table starts anew."""
+
+
 class OpFacts:
     """Whether an op is recorded, where its process groups stand, and how it is handled (``special``)."""
 
@@ -35,3 +39,15 @@ class OpFacts:
         elif isinstance(op, private.HigherOrder) and private.subgraph_handler(op) is not None:
             self.special = SUBGRAPH
         self.recorded = not name.startswith("profiler::_record_function")
+
+
+KNOWN: dict[int, OpFacts] = {}
+"""By ``id(op)``, for every recorder of the process; holds the op, so that an id is never reused for another."""
+
+
+def learn(op: Any) -> OpFacts:
+    """Facts of an op that is not known yet."""
+    if len(KNOWN) >= MAX_KNOWN:
+        KNOWN.clear()
+    facts = KNOWN[id(op)] = OpFacts(op)
+    return facts

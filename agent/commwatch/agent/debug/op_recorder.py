@@ -25,6 +25,7 @@ from commwatch.agent.debug.torch_private import stack_depth
 __all__ = ["MAX_RECORDS", "OpRecorder"]
 
 _DTENSOR = private.DTensor
+_known = op_facts.KNOWN.get
 _record_hooks, _log_hooks, _pre_log_hooks = private.RECORD_HOOKS, private.LOG_HOOKS, private.PRE_LOG_HOOKS
 
 
@@ -123,9 +124,7 @@ class OpRecorder(Recording):
         if self.listening:
             handler = None
             try:
-                facts = self._ops.get(id(func))
-                if facts is None:
-                    facts = self._ops[id(func)] = OpFacts(func)
+                facts = _known(id(func)) or op_facts.learn(func)
                 if facts.special:
                     handler = self._special(facts, args)
                 if handler is not None:

@@ -69,7 +69,6 @@ class Recording(private.TorchDebugMode):  # type: ignore[valid-type,misc]  # the
         self._exact = store_original_args or record_stack_trace or run_compile_with_interpreter
         self._snapshots = Snapshots(tuple(self.record_tensor_attributes), numbered=record_ids)
         self._take: Callable[[Any], Any] = self._snapshots.take
-        self._ops: dict[int, OpFacts] = {}
         self._after: Callable[[OpCall, tuple[Any, ...], Any], None] | None = None
         self._groups = groups or GroupArguments()
         self.reset()

@@ -163,8 +163,26 @@ _CONSTANT = frozenset(
         torch.device,
         torch.layout,
         torch.memory_format,
+        *private.PLACEMENTS,
     }
 )
+
+_TENSOR, _SPEC, _PLACEMENT, _OTHER = range(1, 5)
+_SORTS: dict[type, int] = {}
+"""Of types that were met, at most ``MAX_SHARED``: ``isinstance`` runs Python for some of torch's."""
+
+
+def _learn(value: Any) -> int:
+    sort = _OTHER
+    if isinstance(value, torch.Tensor):
+        sort = _TENSOR
+    elif private.is_spec(value):
+        sort = _SPEC
+    elif private.is_placement(value):
+        sort = _PLACEMENT
+    if len(_SORTS) < MAX_SHARED:
+        _SORTS[type(value)] = sort
+    return sort
 
 
 class Snapshots:
@@ -215,11 +233,12 @@ class Snapshots:
         return found
 
     def _other(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
+        sort = _SORTS.get(type(value)) or _learn(value)
+        if sort == _TENSOR:
             return self.tensor(value)
-        if private.is_spec(value):
+        if sort == _SPEC:
             return _Quoted(self._of_spec(value)[0])
-        if private.is_placement(value):
+        if sort == _PLACEMENT:
             return value
         if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
             return _storage(value)

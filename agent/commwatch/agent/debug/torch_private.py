@@ -211,6 +211,11 @@ _Spec: Any = torch.distributed.tensor._dtensor_spec.DTensorSpec
 _Placement: Any = torch.distributed.tensor.placement_types.Placement
 
 
+_Placements: Any = torch.distributed.tensor.placement_types
+PLACEMENTS = (_Placements.Shard, _Placements.Replicate, _Placements.Partial)
+"""Types of placements that programs use; they never change."""
+
+
 def is_spec(value: Any) -> bool:
     """Whether an argument is a DTensorSpec."""
     return isinstance(value, _Spec)

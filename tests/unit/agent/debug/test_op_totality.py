@@ -245,7 +245,7 @@ class UnderCapture:
         self.errors: list[BaseException] = []
         self.sink = MemorySink()
         self.training = Training(mesh)
-        self.recorder = Recorder(self.sink, Path(__file__).parent, self.errors.append, Plan(every=True))
+        self.recorder = Recorder(self.sink, Path(__file__).parent, self.errors.append, Plan(every=True, hashes="norm"))
 
     def run(self) -> list[torch.Tensor]:
         try:
