@@ -287,9 +287,26 @@ class Snapshots:
             if len(self._specs) >= MAX_SHARED:
                 self._specs.clear()
             mesh = tuple([int(size) for size in spec.mesh.shape])
-            found = (spec, spec.placements, order, private.placements_text(spec), mesh)
+            found = (spec, spec.placements, order, _placements_text(spec, order), mesh)
             self._specs[id(spec)] = found
         return found[3], found[4]
+
+
+_PLACEMENT_TEXTS: dict[Any, str] = {}
+"""By placements and shard order, at most ``MAX_SHARED``: many specs share few of them."""
+
+
+def _placements_text(spec: Any, order: Any) -> str:
+    key = (spec.placements, order)
+    try:
+        text = _PLACEMENT_TEXTS.get(key)
+    except TypeError:  # a placement of the program's own need not be hashable
+        return private.placements_text(spec)
+    if text is None:
+        text = private.placements_text(spec)
+        if len(_PLACEMENT_TEXTS) < MAX_SHARED:
+            _PLACEMENT_TEXTS[key] = text
+    return text
 
 
 def as_text(value: Any) -> Text:
