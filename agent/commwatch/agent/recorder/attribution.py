@@ -17,6 +17,7 @@ from torch import nn
 from commwatch.agent.recorder import codes, torch_private
 from commwatch.agent.recorder.codes import (
     BACKWARD,
+    COMPILED_NODE,
     DISPATCH,
     FSDP1,
     FSDP_GROUP,
@@ -350,7 +351,7 @@ class Attribution:
             caller = caller.f_back if caller is not None else None
             if caller is None:
                 break
-            differentiated |= self._codes.of(caller.f_code) == NODE
+            differentiated |= self._codes.of(caller.f_code) == COMPILED_NODE
             if any(name.startswith(torch_private.COMPILED_NAME) for name in caller.f_code.co_names):
                 break
         return caller, differentiated

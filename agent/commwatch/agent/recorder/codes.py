@@ -32,6 +32,7 @@ PIPELINE = 13
 GRAPH = 14
 INDUCTOR = 15
 RECOMPUTE = 16
+COMPILED_NODE = 17
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _AGENT = str(Path(__file__).parent.parent) + os.sep
@@ -45,6 +46,7 @@ _BY_FUNCTION = {
     ("utils/checkpoint.py", "recompute_fn"): RECOMPUTE,
     ("autograd/function.py", "apply"): NODE,
     ("autograd/function.py", "apply_boxed"): NODE,
+    ("_functorch/_aot_autograd/runtime_wrappers.py", "forward"): COMPILED_NODE,
     ("distributed/pipelining/schedules.py", "_batch_p2p"): PIPELINE,
     ("optim/optimizer.py", "wrapper"): OPTIMIZER,
     ("distributed/tensor/_redistribute.py", "redistribute_local_tensor"): REDISTRIBUTE,
