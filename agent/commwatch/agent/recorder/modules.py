@@ -190,11 +190,12 @@ class CallStack(threading.local):
 
     ``outermost`` refers weakly to the outermost module; ``grad`` says whether its call is to be differentiated. After
     ``after_child`` the innermost running call may be the last one, or still its child's, whose own output hooks run
-    after the hook that took it from the list.
+    after the hook that took it from the list: ``closing`` holds such children, each with the depth of its caller.
     """
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.closing: list[tuple[int, int]] = []
         self.after_child = False
         self.outermost: weakref.ref[nn.Module] | None = None
         self.grad = True
@@ -290,6 +291,7 @@ class ModuleTracker:
             calls = stack.calls
             identity = id(module)
             if not calls:
+                self._close_below(0)
                 stack.outermost = weakref.ref(module)
                 stack.grad = torch.is_grad_enabled() or in_checkpoint()
             name = self.names.by_identity(identity)
@@ -327,7 +329,10 @@ class ModuleTracker:
         """The module's own output hooks ran: from here on its caller is active."""
         module._forward_hooks.pop(self._closing_key, None)  # noqa: SLF001  put there by this call
         self._unclosed.pop(id(module), None)
-        if self._enabled:
+        closing = self.stack.closing
+        if self._enabled and (id(module), len(self.stack.calls)) in closing:
+            while closing.pop()[0] != id(module):  # one whose own hook raised
+                self._tell_left()
             self._left()
 
     @uncompiled
@@ -343,21 +348,33 @@ class ModuleTracker:
             if identity not in calls:
                 return
             while calls.pop() != identity:  # what an exception left behind
-                if self.listener is not None:
-                    self.listener.left()
+                self._tell_left()
+            self._close_below(len(calls) + 1)
             stack.after_child = True
             if output is None or self._closing_key not in module._forward_hooks:  # noqa: SLF001  as in _before
                 # No own output hook follows. After an exception there is no output, and the closing one never runs.
                 self._left()
+            else:
+                stack.closing.append((identity, len(calls)))
         except Exception as error:  # attribution may fail, the job's forward may not
             if raised_by_signal(error):
                 raise
         if began:
             self._hooks_ns += perf_counter_ns() - began
 
-    def _left(self) -> None:
+    def _close_below(self, depth: int) -> None:
+        """Children of calls at this depth or deeper are over: an own output hook of theirs raised."""
+        closing = self.stack.closing
+        while closing and closing[-1][1] >= depth:
+            closing.pop()
+            self._tell_left()
+
+    def _tell_left(self) -> None:
         if self.listener is not None:
             self.listener.left()
+
+    def _left(self) -> None:
+        self._tell_left()
         calls = self.stack.calls
         self.intervals.note(self.names.by_identity(calls[-1]) if calls else "")
         if not calls and not self.stack.grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -427,3 +428,37 @@ def test_backward_is_told_by_module_also_between_the_ranges_of_fsdp(fake_world: 
         *("1.down (backward)", "1.down (backward)", "1.up (backward)", "1.up (backward)"),
         *("0.down (backward)", "0.down (backward)", "0.up (backward)"),
     ]
+
+
+def test_a_module_s_own_hook_that_raises_leaves_no_entry_open(fake_world: World) -> None:
+    fake_world(2)
+    sink = MemorySink()
+    recorder = Recorder(sink, Path(__file__).parent, lambda error: None, Plan(((1, 1),)))
+    recorder.start()
+
+    class Suppresses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.raising, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.raising.register_forward_hook(lambda *_: (_ for _ in ()).throw(ArithmeticError()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with contextlib.suppress(ArithmeticError):
+                self.raising(x)
+            out: torch.Tensor = self.after(x)
+            return out
+
+    model = nn.Sequential(Suppresses(), nn.Linear(8, 8))
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+        with contextlib.suppress(ArithmeticError):
+            model[0].raising(torch.ones(2, 8))
+        model[1](torch.ones(2, 8))
+    recorder.step()
+    recorder.stop()
+    (capture,) = sink.captures
+    modules = [(depth, name) for depth, kind, name in nodes(capture) if kind == "module"]
+    assert modules[:2] == [(0, "(root)"), (1, "0")]
+    # What ran behind the caught exception until the caller ended stands below the module whose hook raised.
+    assert modules[-3:] == [(1, "1"), (0, "0.raising"), (0, "1")]
+    assert recorder.observer.tracker.stack.closing == []
