@@ -448,7 +448,7 @@ def test_a_module_s_own_hook_that_raises_leaves_no_entry_open(fake_world: World)
             out: torch.Tensor = self.after(x)
             return out
 
-    model = nn.Sequential(Suppresses(), nn.Linear(8, 8))
+    model: Any = nn.Sequential(Suppresses(), nn.Linear(8, 8))
     with torch.no_grad():
         model(torch.ones(2, 8))
         with contextlib.suppress(ArithmeticError):
