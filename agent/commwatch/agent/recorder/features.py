@@ -91,7 +91,7 @@ FEATURES = (
 )
 """Every feature of the recorder that private API decides about. The others stand on the first."""
 
-OP_LEVEL = Feature("op level", (), "no step is captured op by op", _of_debug_mode)
+OP_LEVEL = Feature("op level", (), "collectives are recorded but no step is captured op by op", _of_debug_mode)
 """``COMMWATCH_LEVEL=ops``, ``COMMWATCH_CAPTURE_STEPS`` and ``commwatch capture``."""
 
 OP_FEATURES = (
@@ -105,6 +105,11 @@ OP_FEATURES = (
 def reduced(features: Iterable[Feature] = FEATURES) -> list[tuple[Feature, list[str]]]:
     """Features this torch cannot give, each with the APIs it lacks."""
     return [(feature, absent) for feature in features if (absent := feature.lacking())]
+
+FOR_CAPTURES = (*FEATURES, OP_LEVEL)
+"""What a job needs that is to capture steps."""
+
+EVERY = FEATURES + OP_FEATURES
 
 
 def reduced_text(features: Iterable[Feature] = FEATURES) -> str:
