@@ -148,7 +148,7 @@ def start(*, world_size: int, rank: int, store: Any, environ: Mapping[str, str])
         _log.warning("commwatch: not recording: %s", error)
         return
     _session = session
-    without = features.reduced_text()
+    without = features.reduced_text(features.FEATURES if settings.capture.empty else features.FOR_CAPTURES)
     if without:
         _log.warning("commwatch: recording less than it could: %s; run `commwatch doctor`", without)
     _session.send(script.root, dict(environ), describe_only=settings.endpoint is None)

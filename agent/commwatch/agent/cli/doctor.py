@@ -28,7 +28,7 @@ _PROBE = (
     "if not missing:\n"
     "    from commwatch.agent.recorder import features, selftest\n"
     "print(json.dumps({'torch': torch.__version__, 'missing': missing,\n"
-    "                  'reduced': '' if missing else features.reduced_text(),\n"
+    "                  'reduced': '' if missing else features.reduced_text(features.EVERY),\n"
     "                  'self_test': '' if missing else selftest.failure(),\n"
     "                  'armed': 'commwatch.agent.activation' in sys.modules}))\n"
 )
