@@ -101,15 +101,15 @@ OP_FEATURES = (
 )
 """Features that run op by op. To ask for them loads DTensor, which a job may do without."""
 
-
-def reduced(features: Iterable[Feature] = FEATURES) -> list[tuple[Feature, list[str]]]:
-    """Features this torch cannot give, each with the APIs it lacks."""
-    return [(feature, absent) for feature in features if (absent := feature.lacking())]
-
 FOR_CAPTURES = (*FEATURES, OP_LEVEL)
 """What a job needs that is to capture steps."""
 
 EVERY = FEATURES + OP_FEATURES
+
+
+def reduced(features: Iterable[Feature] = FEATURES) -> list[tuple[Feature, list[str]]]:
+    """Features this torch cannot give, each with the APIs it lacks."""
+    return [(feature, absent) for feature in features if (absent := feature.lacking())]
 
 
 def reduced_text(features: Iterable[Feature] = FEATURES) -> str:
