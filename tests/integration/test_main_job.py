@@ -150,8 +150,8 @@ def test_what_ddp_reduces_in_cpp_is_seen(service: LiveService, tmp_path: Path) -
     assert [losses(tmp_path, rank) for rank in range(2)] == [losses(plain, rank) for rank in range(2)]
     run_id = service.only_run()
     for counts in stored_calls(service, run_id).values():
-        # One bucket for each step.
-        assert counts[("backward", "all_reduce", "")] == 6
+        # One bucket for each step, of parameters of the whole model.
+        assert counts[("backward", "all_reduce", "(root)")] == 6
         # Buffers of two element types before each forward; the second also agrees on rebuilt buckets, in two calls.
         assert counts[("forward", "broadcast", "(root)")] == 2 * 6 + 2
         assert all(phase in {"forward", "backward", "other"} for phase, _, _ in counts)
