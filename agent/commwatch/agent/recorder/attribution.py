@@ -74,7 +74,9 @@ class Cause:
 
 def placements_text(placements: Any) -> str:
     """``S(0)`` for one mesh dimension, ``[S(0), R]`` for more."""
-    parts = [str(placement) for placement in placements]
+    texts = [(placement, str(placement)) for placement in placements]
+    # torch 2.9 leaves the operation out.
+    parts = [f"P({placement.reduce_op})" if text == "P" else text for placement, text in texts]
     return parts[0] if len(parts) == 1 else f"[{', '.join(parts)}]"
 
 
