@@ -130,11 +130,13 @@ TP, SOLO = Group("tp", 2, 1), Group("solo", 1, 0)
 FORWARD = Line("model.py", 12, "forward")
 
 
-def completeness(recorded: int = 3, expected: int = 3, step: int = 1, unattributed: int = 0) -> Completeness:
+def completeness(
+    recorded: int = 3, expected: int = 3, step: int = 1, unattributed: int = 0, graph_calls: int = 0
+) -> Completeness:
     """One group with a second source, and one without."""
     groups = (GroupCompleteness(TP, recorded, expected, "sequence"), GroupCompleteness(SOLO, 1, None, ""))
     unequal = recorded != expected
-    return Completeness(step, groups, unattributed, int(unequal), step if unequal else 0)
+    return Completeness(step, groups, unattributed, int(unequal), step if unequal else 0, graph_calls)
 
 
 def tensor(type_: str = "t", *shape: int, placements: str = "", mesh: tuple[int, ...] = ()) -> CapturedValue:

@@ -114,8 +114,10 @@ def test_the_newest_completeness_replaces_the_older_with_its_groups(two_ranks: S
     send(two_ranks, completeness(3, 3, 1), completeness(9, 10, 5, 2))
     send(two_ranks, completeness(3, 3, 1))
     assert [rank.completeness for rank in two_ranks.ranks(run_id(1))] == [completeness(9, 10, 5, 2), None]
-    fewer = Completeness(6, completeness(12, 12).groups[:1], 2, 1, 5)
-    send(two_ranks, fewer, first=3)
+    send(two_ranks, completeness(3, 3, 1, graph_calls=4), first=3)
+    assert two_ranks.ranks(run_id(1))[0].completeness == completeness(3, 3, 1, graph_calls=4)
+    fewer = Completeness(6, completeness(12, 12).groups[:1], 2, 1, 5, 7)
+    send(two_ranks, fewer, first=4)
     assert two_ranks.ranks(run_id(1))[0].completeness == fewer
 
 

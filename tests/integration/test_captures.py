@@ -306,6 +306,39 @@ def test_completeness_and_cost_of_a_stream_are_shown(run: Run) -> None:
     run(body)
 
 
+def test_collectives_in_cuda_graphs_are_shown_as_not_observable_and_give_no_verdict(run: Run) -> None:
+    async def body(service: Everything) -> None:
+        async with Agent(service.port) as agent:
+            await report(agent)
+            await answer(agent, completeness(41_233, 41_233, 10, graph_calls=3))
+            await agent.send(goodbye=goodbye(last=progress(1, 20, 20, 20)))
+            assert await agent.receive() == ack(3, goodbye=True)
+        reason = (
+            "Rank 0 captured 3 collectives into CUDA graphs, whose replays are not observable: "
+            "what was recorded is a lower bound."
+        )
+        code, out, _ = await service.command("show", SHORT)
+        assert code == 0
+        assert (
+            "recorded    41,233 of at least 41,233 collectives, 0 without module, 1 not verifiable (solo (1\n"
+            "            rank), no second source)\n"
+            "graphs      not observable: replays of CUDA graphs, which hold 3 collectives of rank 0\n"
+        ) in out
+        assert "steady step" not in out
+        code, out, _ = await service.command("show", SHORT, "--json")
+        form = json.loads(out)
+        assert form["steady"] is None
+        assert form["reasons"] == [{"code": "graph_replays", "message": reason}]
+        assert form["completeness"]["graphs"] == [{"rank": 0, "calls": 3}]
+        assert [rank["completeness"]["graph_calls"] for rank in form["ranks"]] == [3]
+        code, out, _ = await service.command("compare", SHORT, SHORT, "--json")
+        compared = json.loads(out)
+        assert (code, compared["verdict"]) == (3, "no_verdict")
+        assert {found["code"] for found in compared["reasons"]} == {"graph_replays"}
+
+    run(body)
+
+
 def test_a_tree_is_asked_of_the_lowest_rank_that_captured_the_step(run: Run) -> None:
     async def body(service: Everything) -> None:
         async with Agent(service.port) as agent:

@@ -621,6 +621,7 @@ class Completeness(google.protobuf.message.Message):
     UNATTRIBUTED_FIELD_NUMBER: builtins.int
     UNEQUAL_STEPS_FIELD_NUMBER: builtins.int
     FIRST_UNEQUAL_STEP_FIELD_NUMBER: builtins.int
+    GRAPH_CALLS_FIELD_NUMBER: builtins.int
     step: builtins.int
     """Last finished step it covers."""
     unattributed: builtins.int
@@ -629,6 +630,11 @@ class Completeness(google.protobuf.message.Message):
     """Steps at whose end a group's recorded and expected counts differed by another number than before."""
     first_unequal_step: builtins.int
     """First such step; 0 when there is none."""
+    graph_calls: builtins.int
+    """Collectives that were issued while their device's stream captured a CUDA graph: recorded once each, in the step of
+    the capture, and run by each replay of the graph, which nobody can observe. Unless 0, every count of the rank,
+    recorded and expected, is a lower bound.
+    """
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCompleteness]:
         """One element for each process group, in order of first use."""
@@ -641,8 +647,9 @@ class Completeness(google.protobuf.message.Message):
         unattributed: builtins.int = ...,
         unequal_steps: builtins.int = ...,
         first_unequal_step: builtins.int = ...,
+        graph_calls: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_unequal_step", b"first_unequal_step", "groups", b"groups", "step", b"step", "unattributed", b"unattributed", "unequal_steps", b"unequal_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_unequal_step", b"first_unequal_step", "graph_calls", b"graph_calls", "groups", b"groups", "step", b"step", "unattributed", b"unattributed", "unequal_steps", b"unequal_steps"]) -> None: ...
 
 global___Completeness = Completeness
 

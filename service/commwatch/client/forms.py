@@ -142,6 +142,7 @@ class RankCompleteness(TypedDict):
     unattributed: int
     unequal_steps: int
     first_unequal_step: int | None
+    graph_calls: int
     groups: list[GroupCompleteness]
 
 
@@ -169,6 +170,13 @@ class UnequalSteps(TypedDict):
     first_step: int
 
 
+class GraphCalls(TypedDict):
+    """Calls one rank captured into CUDA graphs."""
+
+    rank: int
+    calls: int
+
+
 class Completeness(TypedDict):
     """The same over the ranks of a run."""
 
@@ -180,6 +188,7 @@ class Completeness(TypedDict):
     unverified: list[Unverified]
     different: list[GroupDifference]
     unequal: list[UnequalSteps]
+    graphs: list[GraphCalls]
 
 
 class Cost(TypedDict):

@@ -23,6 +23,7 @@ KINDS = {
     "c10d::broadcast_": "broadcast",
     "c10d::reduce_": "reduce",
     "c10d::gather_": "gather",
+    "c10d::gather_into_tensor_": "gather",
     "c10d::scatter_": "scatter",
     "c10d::send": "send",
     "c10d::recv_": "recv",

@@ -9,6 +9,9 @@ Calls of C++ that pass the dispatcher by show up as expected and not recorded. P
 * fake: has none. NCCL and every other backend: not proved, so not used; nor is Flight Recorder, which NCCL alone has.
   A group with several backends has one number for each, and no call says which it used: not used either.
 
+A call that is captured into a CUDA graph is one of its step on both sides; replays of the graph are on neither. So
+equal counts prove nothing where a graph holds collectives, and their number is told beside them.
+
 ``symm_mem`` calls never reach a backend: left out on both sides. Numbers are read when a step ends, and once when a
 group is first seen; that is a read of memory (0.2 us), which waits for nothing and communicates nothing.
 """
@@ -100,6 +103,7 @@ class Reconciler:
         self.unverified = 0
         self.unequal_steps = 0
         self.first_unequal_step = 0
+        self.graph_calls = 0
         self._observer = observer
         self._sink = sink
         self._clock = clock
@@ -162,12 +166,17 @@ class Reconciler:
             self.unequal_steps += 1
             self.first_unequal_step = self.first_unequal_step or step
             self._due = True
+        captured, self.graph_calls = self.graph_calls, self._observer.graph_calls
+        if self.graph_calls > captured:
+            self._due = True
+            if not captured:  # at once: steps that replay the graph must not be taken for steps without collectives
+                self._sent_at = None
         if self._due:
             self._send_sometimes(step)
 
     def finish(self, step: int) -> None:
         """The process ends after this finished step."""
-        if self._totals:
+        if self._totals or self.graph_calls:
             self._sink.append(self.message(step))
 
     @property
@@ -191,6 +200,7 @@ class Reconciler:
             unattributed=self.unattributed,
             unequal_steps=self.unequal_steps,
             first_unequal_step=self.first_unequal_step,
+            graph_calls=self.graph_calls,
         )
 
     def _count(self, identities: tuple[int, ...], sizes: tuple[int, ...]) -> _Counted:

@@ -88,6 +88,11 @@ FEATURES = (
         ("torch._inductor.codecache.PyCodeCache.linemaps",),
         "collectives inside inductor's code have no module",
     ),
+    Feature(
+        "CUDA graphs",
+        ("torch.cuda.is_current_stream_capturing",),
+        "a collective in a CUDA graph looks like one that ran once",
+    ),
 )
 """Every feature of the recorder that private API decides about. The others stand on the first."""
 

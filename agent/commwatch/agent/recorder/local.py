@@ -85,6 +85,12 @@ class record:  # noqa: N801  used like a function: `with record() as r`
                 raise
             self.dropped += 1
 
+    @property
+    def graph_calls(self) -> int:
+        """Collectives that were captured into a CUDA graph: recorded once. Replays of the graph are not observable, so
+        that unless this is 0, all counts are a lower bound."""
+        return self._observer.graph_calls
+
     def counts(self) -> dict[str, int]:
         """Number of collectives by canonical kind, such as ``{"all_gather": 2}``; kinds that never ran are absent."""
         identities = self._observer.identities
@@ -103,7 +109,7 @@ class record:  # noqa: N801  used like a function: `with record() as r`
 
     def __str__(self) -> str:
         """A table: one row for each distinct call, with its count and bytes."""
-        return table(self.calls(), self.dropped)
+        return table(self.calls(), self.dropped, self.graph_calls)
 
 
 def _call(identity: Identity, sizes: Sizes) -> RecordedCall:
@@ -123,8 +129,8 @@ def _call(identity: Identity, sizes: Sizes) -> RecordedCall:
     )
 
 
-def table(calls: list[RecordedCall], dropped: int = 0) -> str:
-    """Rows by phase, kind, group, module, cause and element type, in order of first issue."""
+def table(calls: list[RecordedCall], dropped: int = 0, graph_calls: int = 0) -> str:
+    """Rows by phase, kind, group, module, cause and element type, in order of first issue; then what they leave out."""
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for call in calls:
         key = (call.phase, call.kind, str(call.group), call.module, call.cause, call.dtype)
@@ -157,4 +163,7 @@ def table(calls: list[RecordedCall], dropped: int = 0) -> str:
         for row in cells
     ]
     text.append(f"{len(calls)} collectives" + (f", {dropped} dropped" if dropped else ""))
+    if graph_calls:
+        captured = f"{graph_calls} collective{' was' if graph_calls == 1 else 's were'} captured"
+        text.append(f"replays of CUDA graphs are not observable: {captured}")
     return "\n".join(text)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from commwatch.agent.recorder import torch_private
 from commwatch.agent.recorder.attribution import Attribution, Cause
 from commwatch.agent.recorder.catalog import Op
 from commwatch.agent.recorder.groups import UNKNOWN, Group, Groups
@@ -84,6 +85,11 @@ def _tensors(args: tuple[Any, ...], positions: tuple[int, ...]) -> list[torch.Te
     return list(chain.from_iterable(_tensors(args, (position,)) for position in positions))
 
 
+def _first_tensor(args: tuple[Any, ...]) -> torch.Tensor | None:
+    """Of a call without payload: a barrier's tensor says on which device it waits."""
+    return next((value for value in args if isinstance(value, torch.Tensor)), None)
+
+
 def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -101,6 +107,8 @@ class Observer:
         self.identities: list[Identity] = []
         self.sizes: dict[int, Sizes] = {}
         self.device_types: set[str] = set()
+        self.graph_calls = 0
+        """Collectives that were captured into a CUDA graph instead of being run. Their replays pass nothing here."""
         self._attribution = Attribution(self.tracker, self._modules_at)
         self._identity_ids: dict[tuple[Any, ...], int] = {}
         self._size_ids: dict[tuple[Any, ...], int] = {}
@@ -140,6 +148,10 @@ class Observer:
                     self.device_types.add(first.device.type)
                 index = self._learn(key, op, group, cause)
         identity = self.identities[index]
+        placed = first if first is not None else _first_tensor(args)
+        if placed is not None and torch_private.enters_graph(placed):
+            with self._lock:
+                self.graph_calls += 1
         if isinstance(frame, Place):
             if frame not in identity.seen:
                 self._learn_line(identity, frame, *frame)

@@ -63,6 +63,7 @@ PROBES: dict[str, Callable[[], bool]] = {
         getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "set_code_exec_strategy"
     ),
     "torch._inductor.codecache.PyCodeCache.linemaps": lambda: _loaded("torch._inductor.codecache", "PyCodeCache"),
+    "torch.cuda.is_current_stream_capturing": lambda: hasattr(torch.cuda, "is_current_stream_capturing"),
 }
 """By the name of a private API: whether this torch has it. Importing nothing."""
 
@@ -166,6 +167,24 @@ def lonely_all_reduce() -> tuple[Callable[[], bool], torch.Tensor]:
         return bool(group.allreduce([tensor], c10d.AllreduceOptions()).wait())
 
     return issue, tensor
+
+
+stream_captures: Callable[[], bool] = getattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+"""Whether this thread's current stream on the current device captures a CUDA graph. A read of the driver's state."""
+
+
+def enters_graph(tensor: torch.Tensor) -> bool:
+    """Whether a collective that is given this tensor now is captured into a CUDA graph, to be run by its replays.
+
+    Asks CUDA for tensors that are there alone. It asks what NCCL's process group itself asks at each collective.
+    """
+    if not tensor.is_cuda:
+        return False
+    device = tensor.get_device()
+    if device == torch.cuda.current_device():
+        return stream_captures()
+    with torch.cuda.device(device):
+        return stream_captures()
 
 
 def mesh_group(mesh: Any, index: int) -> Any:

@@ -12,11 +12,16 @@ MAX_NAMED = 8
 
 
 def print_completeness(found: forms.Completeness | None) -> None:
-    """``41,233 of 41,233 collectives, 3 without module``, and a line for each rank and group that differs."""
+    """``41,233 of 41,233 collectives, 3 without module``, and a line for each rank and group that differs.
+
+    Where CUDA graphs hold collectives the sums are said to be lower bounds, and a line says of what.
+    """
     if found is None:
         printing.labelled("recorded", "completeness not reported")
         return
     printing.labelled("recorded", _sums(found))
+    if found["graphs"]:
+        printing.labelled("graphs", f"not observable: replays of CUDA graphs, which hold {_held(found['graphs'])}")
     first_steps = {item["rank"]: item for item in found["unequal"]}
     for item in found["different"][:MAX_NAMED]:
         counts = f"{item['recorded']:,} of {item['expected']:,} collectives on {_group(item['group'])}"
@@ -40,7 +45,8 @@ def print_cost(cost: forms.Cost | None, ranks: int) -> None:
 def _sums(found: forms.Completeness) -> str:
     parts = []
     if found["expected"] or found["recorded"] or not found["unverified"]:
-        parts.append(f"{found['recorded']:,} of {found['expected']:,} collectives")
+        least = "at least " if found["graphs"] else ""
+        parts.append(f"{found['recorded']:,} of {least}{found['expected']:,} collectives")
     parts.append(f"{found['unattributed']:,} without module")
     parts += [
         f"{item['recorded']:,} not verifiable ({_group(item['group'])}, no second source)"
@@ -49,6 +55,18 @@ def _sums(found: forms.Completeness) -> str:
     if found["silent_ranks"]:
         parts.append(f"not reported by {ranks_in_words(found['silent_ranks']).lower()}")
     return ", ".join(parts)
+
+
+def _held(graphs: list[forms.GraphCalls]) -> str:
+    """``3 collectives of rank 0, 6 collectives of each of ranks 1-7``."""
+    ranks: dict[int, list[int]] = {}
+    for item in graphs:
+        ranks.setdefault(item["calls"], []).append(item["rank"])
+    return ", ".join(
+        f"{calls:,} collective{'' if calls == 1 else 's'} of {'each of ' if len(numbers) > 1 else ''}"
+        f"{ranks_in_words(numbers).lower()}"
+        for calls, numbers in list(ranks.items())[:MAX_NAMED]
+    )
 
 
 def _steps(unequal: forms.UnequalSteps | None) -> str:

@@ -30,6 +30,14 @@ class UnequalSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphCalls:
+    """Calls that one rank captured into CUDA graphs."""
+
+    rank: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unverified:
     """Recorded calls of a group without a second source, over all ranks."""
 
@@ -42,6 +50,7 @@ class RunCompleteness:
     """Sums over the ``ranks`` that reported completeness, of all that said hello; ``silent`` are those that did not.
 
     ``recorded`` and ``expected`` count the groups that have a second source, ``unattributed`` every recorded call.
+    Where there are ``graphs``, all of them are a lower bound.
     """
 
     ranks: tuple[int, ...]
@@ -52,6 +61,7 @@ class RunCompleteness:
     unverified: tuple[Unverified, ...]
     different: tuple[GroupDifference, ...]
     unequal: tuple[UnequalSteps, ...]
+    graphs: tuple[GraphCalls, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ def completeness_of(ranks: Sequence[Rank]) -> RunCompleteness | None:
         unverified=tuple(Unverified(group, calls) for group, calls in unverified.items()),
         different=tuple(differences(told)),
         unequal=tuple(unequal),
+        graphs=tuple(graphs_of(told)),
     )
 
 
@@ -114,6 +125,15 @@ def differences(ranks: Iterable[Rank]) -> list[GroupDifference]:
         if rank.completeness is not None
         for item in rank.completeness.groups
         if item.expected is not None and item.expected != item.recorded
+    ]
+
+
+def graphs_of(ranks: Iterable[Rank]) -> list[GraphCalls]:
+    """Every rank that captured calls into CUDA graphs: what their replays ran is not observable."""
+    return [
+        GraphCalls(rank.rank, rank.completeness.graph_calls)
+        for rank in ranks
+        if rank.completeness is not None and rank.completeness.graph_calls
     ]
 
 

@@ -192,7 +192,8 @@ class Completeness:
     """What a rank recorded up to ``step`` against what a second source counted. A later one replaces this one.
 
     ``unattributed`` counts recorded calls without a module, in the phases that have modules. ``unequal_steps`` are the
-    steps at whose end the difference of a group had changed; ``first_unequal_step`` is 0 without one.
+    steps at whose end the difference of a group had changed; ``first_unequal_step`` is 0 without one. ``graph_calls``
+    were captured into CUDA graphs, whose replays nobody counts: unless 0, all counts of the rank are a lower bound.
     """
 
     step: int
@@ -200,6 +201,7 @@ class Completeness:
     unattributed: int
     unequal_steps: int
     first_unequal_step: int
+    graph_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)

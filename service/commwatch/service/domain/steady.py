@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from commwatch.service.domain.completeness import differences, group_in_words
+from commwatch.service.domain.completeness import differences, graphs_of, group_in_words
 from commwatch.service.domain.records import Definition, Pattern, StepRange
 from commwatch.service.domain.runs import Rank, RankRanges, Run
 
@@ -100,10 +100,10 @@ def choose(
     """Choose for each rank the pattern with the most steps, at least ``MIN_STEADY_STEPS``; of equals, the latest.
 
     Every rank of the run must have one, it must be ordered, no record of a call of it may have been dropped, and where
-    a second source counts calls, it must have counted those that were recorded: otherwise no number of the run would
-    be exact.
+    a second source counts calls, it must have counted those that were recorded, and no CUDA graph may hold a call:
+    otherwise no number of the run would be exact.
     """
-    reasons = [*_absent(run, ranks, ranges), *_dropped(ranks), *_incomplete(ranks)]
+    reasons = [*_absent(run, ranks, ranges), *_dropped(ranks), *_incomplete(ranks), *_in_graphs(ranks)]
     chosen: list[RankSteady] = []
     short: dict[str, list[int]] = {}
     for rank in ranges:
@@ -114,8 +114,8 @@ def choose(
             short.setdefault(found, []).append(rank.rank)
     reasons += [Reason(_CODES[text], f"{ranks_in_words(numbers)} {text}.") for text, numbers in short.items()]
     if reasons:
-        dropped = any(reason.code == "dropped_calls" for reason in reasons)
-        return NotSteady(tuple(reasons), passing=run.state == "running" and not dropped)
+        lasting = any(reason.code in _LASTING for reason in reasons)
+        return NotSteady(tuple(reasons), passing=run.state == "running" and not lasting)
     return Choice(tuple(chosen), _left_out(ranks, ranges, chosen, definitions))
 
 
@@ -138,6 +138,8 @@ def ranks_in_words(numbers: Iterable[int]) -> str:
 _FEW = f"ran no pattern for {MIN_STEADY_STEPS} steps"
 _UNSTABLE = "ran too many different patterns to have a steady one"
 _UNKNOWN = "ran a pattern whose definition has not arrived"
+_LASTING = frozenset({"dropped_calls", "graph_replays"})
+"""Codes of reasons that no later record takes away."""
 _CODES = {_FEW: "no_steady_pattern", _UNSTABLE: "unstable", _UNKNOWN: "unknown_definition"}
 
 
@@ -169,6 +171,18 @@ def _incomplete(ranks: Sequence[Rank]) -> list[Reason]:
     counts = f"{first.recorded} collectives on {group_in_words(first.group)}, where {first.expected} were expected"
     text = f"Rank {first.rank} recorded {counts}{more}."
     return [Reason("incomplete_recording", text)]
+
+
+def _in_graphs(ranks: Sequence[Rank]) -> list[Reason]:
+    """Steps that replay a graph look like steps without its calls."""
+    found = graphs_of(ranks)
+    if not found:
+        return []
+    calls = sum(item.calls for item in found)
+    captured = f"{calls} collective{'' if calls == 1 else 's'} into CUDA graphs"
+    who = ranks_in_words(item.rank for item in found)
+    text = f"{who} captured {captured}, whose replays are not observable: what was recorded is a lower bound."
+    return [Reason("graph_replays", text)]
 
 
 def _choose_rank(rank: RankRanges, definitions: Mapping[str, Definition]) -> RankSteady | str:

@@ -161,7 +161,8 @@ def _completeness(message: records_pb2.Completeness) -> Completeness:
         f"{unequal} unequal steps up to step {step}, the first of them step {first}",
     )
     groups = tuple(_group_completeness(group) for group in message.groups)
-    return Completeness(step, groups, big(message.unattributed, "unattributed"), unequal, first)
+    unattributed = big(message.unattributed, "unattributed")
+    return Completeness(step, groups, unattributed, unequal, first, big(message.graph_calls, "graph_calls"))
 
 
 def _group_completeness(message: records_pb2.GroupCompleteness) -> GroupCompleteness:

@@ -11,7 +11,7 @@ from commwatch.service.store.schema import completeness, completeness_groups, ru
 _UPSERT = (
     f"{insert_sql(completeness).removesuffix('NOTHING')}UPDATE SET step = excluded.step,"
     " unattributed = excluded.unattributed, unequal_steps = excluded.unequal_steps,"
-    " first_unequal_step = excluded.first_unequal_step"
+    " first_unequal_step = excluded.first_unequal_step, graph_calls = excluded.graph_calls"
 )
 _CLEAR = "DELETE FROM completeness_groups WHERE run_id = ? AND attempt = ? AND rank = ?"
 _INSERT_GROUP = insert_sql(completeness_groups)
@@ -30,7 +30,7 @@ class CompletenessWrites:
     def write(self, database: Database, connection: Connection) -> None:
         """Send the rows."""
         rows = [
-            (*key, found.step, found.unattributed, found.unequal_steps, found.first_unequal_step)
+            (*key, found.step, found.unattributed, found.unequal_steps, found.first_unequal_step, found.graph_calls)
             for key, found in self._newest.items()
         ]
         groups = [
@@ -72,7 +72,12 @@ def read_completeness(connection: Connection, run_id: str) -> dict[int, Complete
     )
     return {
         row.rank: Completeness(
-            row.step, tuple(groups.get(row.rank, ())), row.unattributed, row.unequal_steps, row.first_unequal_step
+            row.step,
+            tuple(groups.get(row.rank, ())),
+            row.unattributed,
+            row.unequal_steps,
+            row.first_unequal_step,
+            row.graph_calls or 0,
         )
         for row in connection.execute(statement)
     }

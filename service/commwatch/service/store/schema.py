@@ -276,6 +276,8 @@ completeness = Table(
     _big("unattributed"),
     _big("unequal_steps"),
     _big("first_unequal_step"),
+    # Null where a release before 0003 stored it.
+    _big("graph_calls", nullable=True),
     PrimaryKeyConstraint("run_id", "attempt", "rank"),
     ForeignKeyConstraint(["run_id", "attempt", "rank"], ["ranks.run_id", "ranks.attempt", "ranks.rank"]),
 )

@@ -256,6 +256,17 @@ def test_every_c10d_op_has_a_kind() -> None:
     assert torch_private.missing() == []
 
 
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="torch has c10d::gather_into_tensor_ from 2.14 on")
+def test_a_gather_into_one_tensor_is_a_gather_with_both_its_tensors(fake_world: World) -> None:
+    fake_world(2)
+    gather: Any = dist.gather_single  # type: ignore[attr-defined, unused-ignore]  # of later releases
+    with record() as r, pytest.raises(RuntimeError, match="fake does not support gather_single"):
+        gather(torch.ones(3), torch.empty(6), dst=0)
+    (call,) = r.calls()
+    assert (call.kind, call.raw_op, call.group.size) == ("gather", "c10d::gather_into_tensor_", 2)
+    assert (call.inputs, call.outputs, call.bytes_in, call.bytes_out) == (((3,),), ((6,),), 12, 24)
+
+
 def test_an_op_the_table_does_not_know_is_recorded_with_its_name(
     fake_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

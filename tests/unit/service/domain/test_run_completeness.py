@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 from commwatch.service.domain.completeness import (
+    GraphCalls,
     GroupDifference,
     RecordingCost,
     RunCompleteness,
@@ -73,6 +74,30 @@ def test_a_run_that_was_not_wholly_recorded_has_no_steady_step(
     assert choose(run, ranks, ranges, definitions) == NotSteady(
         (Reason("incomplete_recording", message),), passing=state == "running"
     )
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ((1, None, 0), "Rank 0 captured 1 collective into CUDA graphs"),
+        ((0, 2, 1), "Ranks 1-2 captured 3 collectives into CUDA graphs"),
+    ],
+)
+@pytest.mark.parametrize("state", ["complete", "running"])
+def test_a_run_whose_cuda_graphs_hold_calls_has_no_steady_step_and_never_will(
+    calls: tuple[int | None, ...], message: str, state: str
+) -> None:
+    run, ranks, ranges, definitions = Job(step=(Calls("all_reduce"),), world_size=3, state=state).inputs()
+    ranks = [
+        replace(rank, completeness=None if held is None else completeness(10, 10, graph_calls=held))
+        for rank, held in zip(ranks, calls, strict=True)
+    ]
+    lower = ", whose replays are not observable: what was recorded is a lower bound."
+    # Equal to what the second source counted, which sees no replay either.
+    assert choose(run, ranks, ranges, definitions) == NotSteady((Reason("graph_replays", message + lower),), False)
+    found = completeness_of(ranks)
+    assert found is not None
+    assert found.graphs == tuple(GraphCalls(rank, held) for rank, held in enumerate(calls) if held)
 
 
 def test_equal_counts_and_groups_without_a_second_source_keep_the_steady_step() -> None:

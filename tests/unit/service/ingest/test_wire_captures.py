@@ -156,7 +156,8 @@ def test_completeness_is_read_and_a_group_without_a_source_has_no_expectation() 
     assert read(message) == stored.completeness(3, 4, 9, 2)
     message.groups[1].expected = 7
     assert read(message) == stored.completeness(3, 4, 9, 2)
-    assert read(records_pb2.Completeness()) == Completeness(0, (), 0, 0, 0)
+    assert read(sent.completeness(graph_calls=5)) == stored.completeness(graph_calls=5)
+    assert read(records_pb2.Completeness()) == Completeness(0, (), 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ def test_completeness_is_read_and_a_group_without_a_source_has_no_expectation() 
         ({"unequal_steps": 2, "first_unequal_step": 1}, "2 unequal steps up to step 1, the first of them step 1"),
         ({"unequal_steps": 1, "first_unequal_step": 2}, "1 unequal steps up to step 1, the first of them step 2"),
         ({"unattributed": BIG}, f"unattributed is {BIG}, more than {BIG - 1}"),
+        ({"graph_calls": BIG}, f"graph_calls is {BIG}, more than {BIG - 1}"),
         ({"recorded": BIG}, f"recorded calls is {BIG}, more than {BIG - 1}"),
         ({"expected": BIG}, f"expected calls is {BIG}, more than {BIG - 1}"),
     ],

@@ -19,7 +19,7 @@ def test_a_path_becomes_a_url(tmp_path: Path) -> None:
 
 def test_an_empty_database_is_migrated_only_when_asked(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'deep' / 'folder' / 'new.db'}"
-    with pytest.raises(SchemaError, match=r"has schema none, this release needs 0002. Run `commwatch serve`"):
+    with pytest.raises(SchemaError, match=r"has schema none, this release needs 0003. Run `commwatch serve`"):
         open_store(url, migrate=False)
     open_store(url, migrate=True).close()
     opened = open_store(url, migrate=False)
@@ -53,7 +53,7 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> None:
     open_store(f"sqlite:///{path}", migrate=True).close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(SchemaError, match=r"has schema 9999, newer than this release's 0002. Upgrade commwatch"):
+    with pytest.raises(SchemaError, match=r"has schema 9999, newer than this release's 0003. Upgrade commwatch"):
         open_store(f"sqlite:///{path}", migrate=True)
 
 

@@ -62,7 +62,7 @@ def _capture(store: Store, job: Job) -> None:
 def _say_all(store: Store, job: Job) -> None:
     """Everything a rank may say about completeness and cost."""
     last = Progress(1, 10, 10, 10, 0, 0, 0, "", 10, 1, 0, 5, 90)
-    _send(store, job, completeness(8, 10, 5), last)
+    _send(store, job, completeness(8, 10, 5, graph_calls=3), last)
 
 
 def _send(store: Store, job: Job, content: Capture | Completeness, last: Progress | None = None) -> None:
@@ -144,6 +144,7 @@ def test_every_field_is_documented_and_typed(
         ("runs/odd", ("completeness", "unverified"), forms.Unverified),
         ("runs/odd", ("completeness", "different"), forms.GroupDifference),
         ("runs/odd", ("completeness", "unequal"), forms.UnequalSteps),
+        ("runs/odd", ("completeness", "graphs"), forms.GraphCalls),
         ("runs/odd", ("cost", "ns_per_step"), forms.Fraction),
         ("explain?run=main&site=all_gather:*", ("chain",), capture_forms.Link),
         ("explain?run=main&site=all_gather:*", ("path", "records"), capture_forms.PathRecord),

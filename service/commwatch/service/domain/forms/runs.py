@@ -76,6 +76,7 @@ def rank_completeness_to_json(found: Completeness | None) -> Form | None:
         "unattributed": found.unattributed,
         "unequal_steps": found.unequal_steps,
         "first_unequal_step": found.first_unequal_step or None,
+        "graph_calls": found.graph_calls,
         "groups": [
             {
                 "group": group_to_json(item.group),
@@ -109,6 +110,7 @@ def completeness_to_json(found: RunCompleteness | None) -> Form | None:
             for item in found.different
         ],
         "unequal": [{"rank": item.rank, "steps": item.steps, "first_step": item.first_step} for item in found.unequal],
+        "graphs": [{"rank": item.rank, "calls": item.calls} for item in found.graphs],
     }
 
 
