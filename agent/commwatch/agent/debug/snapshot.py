@@ -6,7 +6,6 @@ nothing new. Text is made when somebody reads it, except where a value could cha
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,9 @@ from commwatch.agent.debug import torch_private as private
 from commwatch.agent.recorder.groups import Group
 
 MAX_SHARED = 65_536
+MAX_SPECS = 512
+"""Specs remembered at once: DTensor makes new ones at every step, and each is held."""
+
 """Distinct facts shared at once; beyond it the table starts anew."""
 
 
@@ -55,6 +57,10 @@ class TensorFacts:
         lengths = ", ".join([str(length) for length in self.shape])
         text = f"{self.type}{number}: {self.dtype}[{lengths}]{self.attributes}"
         return text if self.placements is None else f"{text}| {self.placements}"
+
+    def numbered(self, number: int) -> TensorFacts:
+        """The same facts of one tensor."""
+        return TensorFacts(self.type, self.dtype, self.shape, self.placements, self.mesh, self.attributes, number)
 
     def complete(self) -> str:
         """With the shape of the mesh: ``dt: f32[8, 8]| S(0) on DM(4, 2)``."""
@@ -190,7 +196,8 @@ class Snapshots:
 
     def __init__(self, attributes: tuple[str, ...] = (), *, numbered: bool = False) -> None:
         self._attributes = attributes
-        self._numbers = TensorNumbers() if numbered else None
+        self._numbers = TensorNumbers()
+        self._numbered = numbered
         self._simple = not attributes and not numbered
         self._shared: dict[Any, TensorFacts] = {}
         self._specs: dict[int, tuple[Any, Any, Any, str, tuple[int, ...]]] = {}
@@ -198,12 +205,12 @@ class Snapshots:
     def take(self, value: Any) -> Any:
         """Facts of one argument or output; containers are copied, and constants stay as they are."""
         kind = type(value)
-        if kind in _PLAIN and self._simple:
+        if kind in _PLAIN and not self._attributes:
             try:
-                found = self._shared.get((value.dtype, value.shape))
+                found = self._shared.get((value.dtype, value.shape)) or self._share(value)
             except RuntimeError:
                 return _without_shape(value)
-            return found if found is not None else self._share(value)
+            return found if self._simple else found.numbered(self._numbers.of(value))
         if kind in _CONSTANT:
             return value
         if kind is tuple:
@@ -222,8 +229,7 @@ class Snapshots:
 
     def forget(self) -> None:
         """Number tensors from 0 again."""
-        if self._numbers is not None:
-            self._numbers = TensorNumbers()
+        self._numbers = TensorNumbers()
 
     def _share(self, value: Any) -> TensorFacts:
         if len(self._shared) >= MAX_SHARED:
@@ -269,7 +275,7 @@ class Snapshots:
                 return TensorFacts(type_, _dtype(value), _lengths(shape), placements, mesh)
             if found is not None:
                 return found
-        elif self._numbers is not None:
+        elif self._numbered:
             number = self._numbers.of(value)
         attributes = _attributes(value, self._attributes) if self._attributes else ""
         facts = TensorFacts(type_, _dtype(value), _lengths(shape), placements, mesh, attributes, number)
@@ -284,7 +290,7 @@ class Snapshots:
         found = self._specs.get(id(spec))
         order = getattr(spec, "shard_order", None)
         if found is None or found[0] is not spec or found[1] is not spec.placements or found[2] is not order:
-            if len(self._specs) >= MAX_SHARED:
+            if len(self._specs) >= MAX_SPECS:
                 self._specs.clear()
             mesh = tuple([int(size) for size in spec.mesh.shape])
             found = (spec, spec.placements, order, _placements_text(spec, order), mesh)
@@ -349,6 +355,7 @@ class TensorNumbers:
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._next = 0
+        self._tidy_at = 4096
 
     def of(self, tensor: Any) -> int:
         """The tensor's number; a new one for a tensor that was not met before."""
@@ -358,10 +365,8 @@ class TensorNumbers:
             return found[1]
         number = self._next
         self._next += 1
-        self._known[identity] = (weakref.ref(tensor, functools.partial(self._forget, identity)), number)
+        self._known[identity] = (weakref.ref(tensor), number)
+        if len(self._known) >= self._tidy_at:
+            self._known = {key: entry for key, entry in self._known.items() if entry[0]() is not None}
+            self._tidy_at = max(4096, 2 * len(self._known))
         return number
-
-    def _forget(self, identity: int, reference: weakref.ref[Any]) -> None:
-        found = self._known.get(identity)
-        if found is not None and found[0] is reference:
-            del self._known[identity]

@@ -24,7 +24,7 @@ from torch.utils._debug_mode._calls import _OpCall, _RedistributeCall
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commwatch.agent.debug import DebugMode
-from commwatch.agent.debug.snapshot import as_text
+from commwatch.agent.debug.snapshot import MAX_SPECS, as_text
 from tests.unit.agent.debug import programs
 
 World = Callable[..., DeviceMesh]
@@ -350,3 +350,16 @@ def test_a_storage_is_shown_by_its_size() -> None:
     with DebugMode(record_torchfunction=True) as mode:
         x.untyped_storage().resize_(0)
     assert "<UntypedStorage of 1200 bytes on cpu>" in mode.debug_string()
+
+
+def test_what_dtensor_makes_anew_at_every_step_is_not_kept(fake_world: World) -> None:
+    run = programs.mlp_tensor_parallel(fake_world(8))
+    mode = DebugMode()
+    sizes = []
+    for _ in range(120):
+        with mode:
+            run()
+        mode.reset()
+        sizes.append(len(mode._snapshots._specs))
+    assert max(sizes) <= MAX_SPECS
+    assert sum(sizes) > MAX_SPECS  # the program does make new ones
