@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import older_torch
 from tests.integration.live_service import LiveService
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    older_torch.mark(item)
 
 
 @pytest.fixture

@@ -25,10 +25,11 @@ RELEASES = (
         "2.9.1",
         {"op level": _NO_DEBUG_MODE, "`DebugMode`": _NO_DEBUG_MODE},
         (
-            "Captures are refused with the reason, those that are asked for at run time too; the rest of the command "
-            "line works as ever.",
-            "In regions compiled with `aot_eager`, a backend for debugging, collectives belong to the module that was "
-            "compiled, or to none where a function was; with `inductor` they belong to their own.",
+            "Captures are refused with the reason, those that are asked for at run time too.",
+            "`aot_eager`, a backend for debugging: collectives of a region belong to the module that was compiled.",
+            "Where a function was compiled, its modules' names begin with the model's class (`aot_eager`: no module).",
+            "`torch.compile` compiles a region anew below `CommDebugMode`, and its collectives count.",
+            "A mesh whose process group was destroyed may name groups of the next world in the same process.",
         ),
     ),
     Release("2.13.0"),
@@ -37,6 +38,7 @@ RELEASES = (
         notes=(
             "torch's own `CommDebugMode` no longer fails at modules that are called twice; ours counts the same there.",
             "`DebugMode.save_logs` and `load_logs`, new in torch 2.14, work with ours.",
+            "Compare logs that were loaded with logs that were loaded: a running mode's are records of another type.",
         ),
     ),
 )
@@ -53,9 +55,10 @@ def as_markdown() -> str:
     lines = [
         "# Which torch",
         "",
-        f"commwatch records on torch {MINIMUM_TORCH} and later. It tests for each private API it stands on; without one",
-        "it goes without what needs it, and a job says so in one line at its start. `commwatch doctor` says the same of",
-        "the torch at hand. These releases are tested, each in an environment of its own (`make test-torch`):",
+        f"commwatch records on torch {MINIMUM_TORCH} and later. It looks for each private API it needs: without one",
+        "it goes without what needs it, and a job says so in one line at its start; without what all recording needs,",
+        "it records nothing and says that. `commwatch doctor` says the same of the torch at hand. These releases are",
+        "tested, each in an environment of its own (`make test-torch`):",
         "",
         f"| | {' | '.join(release.torch for release in RELEASES)} | without it |",
         f"|---|{'---|' * len(RELEASES)}---|",

@@ -2,11 +2,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests import older_torch
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    return older_torch.Skipped.from_parent(parent, path=module_path) if older_torch.skips_file(module_path) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    older_torch.mark(item)
 
 
 @pytest.fixture

@@ -41,3 +41,27 @@ def test_it_says_what_a_torch_cannot_give(environ: dict[str, str], tmp_path: Pat
     (torch,) = [found for found in examine({**environ, "PYTHONPATH": str(tmp_path)}) if found.name == "torch"]
     assert torch.ok
     assert "without torch._C._autograd._get_sequence_nr collectives in backward have no module" in torch.text
+
+
+def test_it_says_that_a_torch_has_no_op_level(environ: dict[str, str], tmp_path: Path) -> None:
+    """As with torch 2.9, whose module is not there."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from commwatch.agent.debug import torch_private\ntorch_private._module = None\n"
+    )
+    (torch,) = [found for found in examine({**environ, "PYTHONPATH": str(tmp_path)}) if found.name == "torch"]
+    assert torch.ok
+    assert "without torch.utils._debug_mode collectives are recorded but no step is captured op by op" in torch.text
+
+
+def test_it_refuses_a_torch_that_cannot_be_recorded_in_one_line(environ: dict[str, str], tmp_path: Path) -> None:
+    """As torch 2.8, whose ops cannot be handed on without the GIL."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from commwatch.agent.recorder import torch_private\n"
+        "name = 'OperatorHandle.redispatch_boxed (torch >= 2.9)'\n"
+        "assert name in torch_private.PROBES\n"
+        "torch_private.PROBES[name] = lambda: False\n"
+    )
+    (torch,) = [found for found in examine({**environ, "PYTHONPATH": str(tmp_path)}) if found.name == "torch"]
+    assert not torch.ok
+    assert torch.text.endswith(" lacks OperatorHandle.redispatch_boxed (torch >= 2.9)")
+    assert torch.advice == "use torch >= 2.9"

@@ -67,7 +67,8 @@ def test_equal_to_torch(fake_world: World, tmp_path: Path, make: Any, capsys: py
     assert ours.get_comm_counts() == theirs.get_comm_counts()
     assert ours.comm_module_counts == theirs.comm_module_counts
     assert list(ours.get_sharding_info().items()) == list(theirs.get_sharding_info().items())
-    assert repr(ours) == repr(theirs)
+    if "object at" not in repr(theirs):  # torch 2.9 has no text of its own
+        assert repr(ours) == repr(theirs)
     listed = [[(name, list(found)) for name, found in mode.get_parameter_info().items()] for mode in (ours, theirs)]
     assert listed[0] == listed[1]
     one, other = ours.advanced_module_tracker, theirs.advanced_module_tracker

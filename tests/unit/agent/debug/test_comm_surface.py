@@ -28,6 +28,7 @@ from commwatch.agent import record
 from commwatch.agent.debug import CommDebugMode
 from commwatch.agent.recorder import interpose
 from commwatch.agent.recorder.local import RecordError
+from tests.torch_release import RELEASE
 from tests.unit.agent.debug import comm_programs as programs
 from tests.unit.agent.debug.comm_programs import (
     Reduced,
@@ -161,12 +162,22 @@ def test_no_hook_stays_behind(fake_world: World, raises: bool) -> None:
     assert mode.get_total_counts() == 3
 
 
+@pytest.mark.skipif(RELEASE >= (2, 14), reason="torch 2.14 mended it")
 def test_torch_leaves_a_hook_behind_on_a_module_called_twice(fake_world: World) -> None:
     fake_world(4)
     model, value = Reduced(), torch.rand(3, 4)
     with pytest.raises(IndexError), TorchCommDebugMode():
         [model(value) for _ in range(2)]
     assert len(model._forward_hooks) == 1
+
+
+def test_a_module_called_twice_keeps_no_hook(fake_world: World) -> None:
+    fake_world(4)
+    model, value = Reduced(), torch.rand(3, 4)
+    with CommDebugMode() as mode:
+        [model(value) for _ in range(2)]
+    assert len(model._forward_hooks) == 0
+    assert mode.get_total_counts() == 2
 
 
 def test_the_same_mode_inside_itself_goes_on(fake_world: World) -> None:

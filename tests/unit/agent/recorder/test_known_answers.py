@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed._tensor.common_dtensor import MLPModule, ModelArgs, Transformer
 
 from commwatch.agent import record
-from commwatch.agent.recorder.attribution import Cause
+from commwatch.agent.recorder.attribution import Cause, placements_text
 
 World = Callable[..., DeviceMesh]
 AG, RS, AR, A2A = "all_gather", "reduce_scatter", "all_reduce", "all_to_all"
@@ -185,7 +185,7 @@ def test_redistribute(fake_world: World, source: Placement, target: Placement, e
         tensor.redistribute(mesh, [target])
     assert r.counts() == expected
     assert [(call.cause.src, call.cause.dst, call.cause.implicit) for call in r.calls() if call.cause] == [
-        (str(source), str(target), False)
+        (placements_text([source]), placements_text([target]), False)
     ] * len(r.calls())
 
 
