@@ -39,10 +39,11 @@ test: $(STAMP)
 # The agent's tests on another torch, in an environment of its own: make test-torch TORCH=2.14.1
 TORCH ?= 2.14.1
 TORCH_VENV := .venv-torch-$(TORCH)
+# Integration tests in which torch decides.
+TORCH_JOBS := record_on_gloo attributed_jobs captured_jobs main_job comm_debug_mode harmless
 
 test-torch: $(TORCH_VENV)/.installed
-	$(TORCH_VENV)/bin/python -m pytest tests/unit/agent tests/integration/test_record_on_gloo.py \
-	  tests/integration/test_attributed_jobs.py tests/integration/test_captured_jobs.py tests/integration/test_main_job.py
+	$(TORCH_VENV)/bin/python -m pytest tests/unit/agent $(addprefix tests/integration/test_,$(addsuffix .py,$(TORCH_JOBS)))
 
 $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(TORCH_VENV)

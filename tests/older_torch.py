@@ -67,6 +67,10 @@ IMPOSSIBLE = {
 }
 
 KNOWN_DIFFERENCES = {
+    "torch 2.9's tables have other lines of FSDP's own ops, and headings with nothing below them": (
+        "unit/agent/debug/test_comm_equal.py::test_equal_to_torch[trio_backward]",
+        "unit/agent/debug/test_comm_equal.py::test_equal_to_torch[fsdp2]",
+    ),
     "torch 2.9 compiles a region anew below a dispatch mode": (
         "unit/agent/debug/test_comm_compile.py::test_the_compiler_does_the_same_with_and_without",
     ),
