@@ -29,7 +29,7 @@ RELEASES = (
             "`aot_eager`, a backend for debugging: collectives of a region belong to the module that was compiled.",
             "Where a function was compiled, its modules' names begin with the model's class (`aot_eager`: no module).",
             "`torch.compile` compiles a region anew below `CommDebugMode`, and its collectives count.",
-            "`CommDebugMode` counts as torch's does; tables differ in FSDP's own ops and in headings with nothing below.",
+            "`CommDebugMode` counts as torch's does; tables differ in FSDP's own ops and in empty headings.",
             "A mesh whose process group was destroyed may name groups of the next world in the same process.",
         ),
     ),
