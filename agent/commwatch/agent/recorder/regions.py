@@ -12,6 +12,7 @@ with the same stack. Layers that share one stack give their folded name, ``layer
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -36,7 +37,9 @@ _COMMENTS = 3
 """Lines above a call in inductor's code in which its source nodes stand."""
 
 Key = tuple[tuple[str, str, str], ...]
-"""(file, function, text) of each frame of a stack, outermost first. The text marks the call where Python does."""
+"""(file without its folder, function, text) of each frame of a stack, outermost first. The text marks the call where
+Python does. The folder is left out: inductor's cache hands out code that it made for the same program elsewhere.
+"""
 
 
 class Place(NamedTuple):
@@ -204,7 +207,7 @@ def _redistributed(node: Any) -> Placements | None:
 
 
 def _key(frames: list[tuple[str, int, str, str]]) -> Key:
-    return tuple((file, function, text) for file, _, function, text in frames)
+    return tuple((os.path.basename(file), function, text) for file, _, function, text in frames)  # noqa: PTH119  hot
 
 
 def _place(frames: list[tuple[str, int, str, str]]) -> Place | None:

@@ -213,3 +213,10 @@ def test_generated_code_is_not_the_user_s() -> None:
     assert not of_user(torch.__file__)
     assert not of_user("/tmp/torchinductor_a/xy/z.py")
     assert not of_user("<eval_with_key>.3")
+
+
+def test_a_stack_is_the_same_in_another_checkout() -> None:
+    """inductor's cache hands out code, and its stacks, that it made for the same program at another place."""
+    stack = '  File "{}/model.py", line {}, in forward\n    return all_reduce(x)\n'
+    here, elsewhere = (regions._key(regions.parse(stack.format(*place))) for place in (("/a/b", 3), ("/c", 4)))
+    assert here == elsewhere == (("model.py", "forward", "return all_reduce(x)"),)
