@@ -191,6 +191,10 @@ def _learn(value: Any) -> int:
     return sort
 
 
+_SHARED_FACTS: dict[Any, TensorFacts] = {}
+"""By what they say, at most ``MAX_SHARED``: one recording after the other meets the same."""
+
+
 class Snapshots:
     """Takes snapshots. ``attributes`` names attributes of tensors to note; ``numbered`` numbers the tensors."""
 
@@ -199,7 +203,7 @@ class Snapshots:
         self._numbers = TensorNumbers()
         self._numbered = numbered
         self._simple = not attributes and not numbered
-        self._shared: dict[Any, TensorFacts] = {}
+        self._shared = _SHARED_FACTS
         self._specs: dict[int, tuple[Any, Any, Any, str, tuple[int, ...]]] = {}
 
     def take(self, value: Any) -> Any:
