@@ -91,9 +91,7 @@ class Capturer:
         mode, self._mode = self._mode, None
         self._observer.tracker.listener = None
         try:
-            if mode is not None:
-                mode.listening = False
-                self._left_behind.append(mode)
+            self._mute(mode)
             self._tidy()
             if mode is not None:
                 self._send(mode, step, reason)
@@ -102,11 +100,10 @@ class Capturer:
         return mode.spent_ns if mode is not None else 0
 
     def close(self) -> None:
-        """Captures no more."""
+        """Captures no more. Called again, takes away a mode that stood below others or ran the call before."""
         self._off = self._off or "the recorder stopped"
-        if self._mode is not None:
-            self._mode.listening = False
         try:
+            self._mute(self._mode)
             self._tidy()
         except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
@@ -129,6 +126,13 @@ class Capturer:
         self._observer.tracker.listener = self._mode = mode
         mode.__enter__()
         return ""
+
+    def _mute(self, mode: OpCapture | None) -> None:
+        """It passes everything through until it can be taken away."""
+        if mode is not None:
+            mode.listening = False
+            if mode not in self._left_behind:
+                self._left_behind.append(mode)
 
     def _tidy(self) -> None:
         """Take modes away: those that stand on top of this thread's stack."""

@@ -141,7 +141,9 @@ class Recorder:
 
     @torch_private.uncompiled
     def _after_optimizer(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self._running and not self._by_hand:
+        if not self._running:
+            self.capturer.close()  # what could not be taken away from inside an op
+        elif not self._by_hand:
             self._guard(self._optimizer_stepped)
 
     def _outermost_without_grad(self) -> None:

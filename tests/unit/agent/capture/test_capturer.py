@@ -462,3 +462,21 @@ def test_a_module_s_own_hook_that_raises_leaves_no_entry_open(fake_world: World)
     # What ran behind the caught exception until the caller ended stands below the module whose hook raised.
     assert modules[-3:] == [(1, "1"), (0, "0.raising"), (0, "1")]
     assert recorder.observer.tracker.stack.closing == []
+
+
+def test_a_recorder_that_fails_within_a_captured_step_takes_its_mode_away(
+    fake_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("inside")
+
+    mesh = fake_world(2)
+    job = Job(mesh, Plan(every=True))
+    monkeypatch.setattr(job.recorder.observer, "observe", broken)
+    monkeypatch.setattr(job.recorder, "_on_error", lambda error: job.recorder.silence())
+    assert torch._C._len_torch_dispatch_stack() == 1
+    job.step()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    job.step()
+    job.recorder.stop()
+    assert torch._C._len_torch_dispatch_stack() == 0
