@@ -91,7 +91,10 @@ class Capturer:
         mode, self._mode = self._mode, None
         self._observer.tracker.listener = None
         try:
-            self._mute(mode)
+            if mode is not None:
+                mode.listening = False
+                if mode not in self._left_behind:
+                    self._left_behind.append(mode)
             self._tidy()
             if mode is not None:
                 self._send(mode, step, reason)
@@ -103,7 +106,10 @@ class Capturer:
         """Captures no more. Called again, takes away a mode that stood below others or ran the call before."""
         self._off = self._off or "the recorder stopped"
         try:
-            self._mute(self._mode)
+            if self._mode is not None:
+                self._mode.listening = False
+                if self._mode not in self._left_behind:
+                    self._left_behind.append(self._mode)
             self._tidy()
         except Exception as error:  # noqa: BLE001  as above
             self._fail(error)
@@ -126,13 +132,6 @@ class Capturer:
         self._observer.tracker.listener = self._mode = mode
         mode.__enter__()
         return ""
-
-    def _mute(self, mode: OpCapture | None) -> None:
-        """It passes everything through until it can be taken away."""
-        if mode is not None:
-            mode.listening = False
-            if mode not in self._left_behind:
-                self._left_behind.append(mode)
 
     def _tidy(self) -> None:
         """Take modes away: those that stand on top of this thread's stack."""
